@@ -1,0 +1,1 @@
+"""Concepts of the serving system: no ports, no loops."""

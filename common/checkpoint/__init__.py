@@ -1,0 +1,1 @@
+"""Checkpoints on disk: which files, which tensors, what identifies them. Knows safetensors; no math."""

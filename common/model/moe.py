@@ -1,0 +1,114 @@
+"""Mixture of experts: hash- or score-routed experts and a shared one, SwiGLU with clamps.
+
+Letters: N rows, E experts, k experts per token, I expert width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from common.model.config import ModelConfig
+from common.model.weights import Weights
+
+DENSE_BANK_ELEMENTS = 4_000_000
+"""A bank of at most this many weights fits the last-level cache, where computing all experts beats gathering."""
+
+
+class ExpertBank:
+    """The routed experts of one layer, stacked; tensors `experts.{e}.w1|w2|w3`."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        experts, width, hidden = config.n_routed_experts, config.moe_intermediate_size, config.hidden_size
+        self._num_experts = experts
+        self._limit = config.swiglu_limit
+        w1, w2, w3 = [], [], []
+        for e in range(experts):
+            expert = weights.under(f"experts.{e}")
+            w1.append(expert.matrix("w1.weight", width, hidden))
+            w3.append(expert.matrix("w3.weight", width, hidden))
+            w2.append(expert.matrix("w2.weight", hidden, width).T)
+        self.w13 = torch.cat((torch.stack(w1), torch.stack(w3)), dim=1)  # [E, 2 * I, D]
+        self.w2 = torch.stack(w2)  # [E, I, D]
+        self._is_small = self.w13.numel() + self.w2.numel() <= DENSE_BANK_ELEMENTS
+
+    def __call__(self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
+        """Weighted sum of the chosen experts; `expert_ids`, `expert_weights` are `[N, k]`."""
+        num_pairs = expert_ids.numel()
+        if self._is_small and self._num_experts // 2 < num_pairs <= 16 * self._num_experts:
+            return self.dense(x, expert_ids, expert_weights)
+        return self.grouped(x, expert_ids, expert_weights)
+
+    def dense(self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
+        """All experts for all rows in two products, unchosen ones weighted zero."""
+        experts, double_width, hidden = self.w13.shape
+        gates = x.new_zeros(x.shape[0], experts).scatter_(1, expert_ids, expert_weights.to(x.dtype))
+        pair = F.linear(x, self.w13.view(-1, hidden)).view(-1, experts, double_width)
+        y = swiglu(pair, self._limit) * gates.unsqueeze(-1)
+        return y.flatten(1) @ self.w2.view(-1, hidden)
+
+    def grouped(self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
+        """Each chosen expert once, over the rows that chose it."""
+        top_k = expert_ids.shape[1]
+        order = expert_ids.flatten().argsort(stable=True)
+        rows = order // top_k
+        counts = torch.bincount(expert_ids.flatten(), minlength=self._num_experts).tolist()
+        weights = expert_weights.flatten()[order].to(x.dtype).unsqueeze(-1)
+        sorted_x = x[rows]
+        outputs = []
+        begin = 0
+        for e, count in enumerate(counts):
+            if count:
+                end = begin + count
+                y = swiglu(F.linear(sorted_x[begin:end], self.w13[e]), self._limit)
+                outputs.append((y * weights[begin:end]) @ self.w2[e])
+                begin = end
+        return torch.zeros_like(x).index_add_(0, rows, torch.cat(outputs))
+
+
+class MoE:
+    """The feed-forward sublayer; tensors under `ffn.`. Drafter stages always route by score."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, *, is_hash_routed: bool) -> None:
+        experts, hidden = config.n_routed_experts, config.hidden_size
+        width = config.moe_intermediate_size * config.n_shared_experts
+        self._top_k = config.num_experts_per_tok
+        self._limit = config.swiglu_limit
+        self._scaling = config.routed_scaling_factor
+        self._normalise = config.norm_topk_prob
+        self.gate = weights.floats("gate.weight", experts, hidden)
+        self.tid2eid: torch.Tensor | None = None
+        self.bias: torch.Tensor | None = None
+        if is_hash_routed:
+            self.tid2eid = weights.integers("gate.tid2eid", config.vocab_size, self._top_k)
+        else:
+            self.bias = weights.floats("gate.bias", experts)
+        shared = weights.under("shared_experts")
+        self.shared_w13 = torch.cat(
+            (shared.matrix("w1.weight", width, hidden), shared.matrix("w3.weight", width, hidden))
+        )
+        self.shared_w2 = shared.matrix("w2.weight", hidden, width)
+        self.experts = ExpertBank(config, weights)
+
+    def __call__(self, x: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """`x [N, D]` to `[N, D]`; `token_ids [N]` are the rows' input tokens."""
+        expert_ids, expert_weights = self._route(x, token_ids)
+        shared = F.linear(swiglu(F.linear(x, self.shared_w13), self._limit), self.shared_w2)
+        return shared + self.experts(x, expert_ids, expert_weights)
+
+    def _route(self, x: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = F.softplus(F.linear(x.float(), self.gate)).sqrt_()
+        if self.tid2eid is not None:
+            expert_ids = self.tid2eid[token_ids]
+        else:
+            expert_ids = (scores + self.bias).topk(self._top_k, dim=-1, sorted=False).indices
+        chosen = scores.gather(1, expert_ids)
+        if self._normalise:
+            chosen = chosen / chosen.sum(-1, keepdim=True)
+        return expert_ids, chosen * self._scaling
+
+
+def swiglu(pair: torch.Tensor, limit: float) -> torch.Tensor:
+    """`[..., 2 * I]` of gate and up to `[..., I]`; the gate is clamped above, the up part on both sides."""
+    gate, up = pair.chunk(2, dim=-1)
+    return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)

@@ -1,0 +1,69 @@
+"""Rotary positions over interleaved pairs, plain and YaRN (model.md of the reference system, section 2.3)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from common.model.config import ModelConfig, RopeScaling
+
+
+class RopeTable:
+    """Unit complex numbers for every position, `[positions, rope_dim / 2]`."""
+
+    def __init__(self, frequencies: torch.Tensor, max_positions: int, device: torch.device) -> None:
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float64), frequencies.double())
+        self._table = torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
+
+    def at(self, positions: torch.Tensor) -> torch.Tensor:
+        """Rotations of shape `positions.shape + [rope_dim / 2]`."""
+        return self._table[positions]
+
+
+def window_rope(config: ModelConfig, device: torch.device) -> RopeTable:
+    """Rotations of ratio-0 layers and of the drafter."""
+    frequencies = _frequencies(config.rope_theta, config.qk_rope_head_dim)
+    return RopeTable(frequencies, _num_positions(config), device)
+
+
+def compressed_rope(config: ModelConfig, device: torch.device) -> RopeTable:
+    """Rotations of layers with a compressor, YaRN applied; attention is not rescaled (no mscale)."""
+    frequencies = _frequencies(config.compress_rope_theta, config.qk_rope_head_dim)
+    frequencies = _yarn(frequencies, config.compress_rope_theta, config.rope_scaling)
+    return RopeTable(frequencies, _num_positions(config), device)
+
+
+def rotate(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    """Rotate the trailing dims of `x [..., width]` by `rotations [..., rope_dim / 2]`, broadcast over heads.
+
+    Pass conjugated rotations to undo.
+    """
+    rope_dim = 2 * rotations.shape[-1]
+    pairs = torch.view_as_complex(x[..., -rope_dim:].float().reshape(*x.shape[:-1], -1, 2))
+    rotated = torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
+    return torch.cat((x[..., :-rope_dim], rotated), dim=-1)
+
+
+def _num_positions(config: ModelConfig) -> int:
+    # A draft block may reach past the last usable position before it is cut.
+    return config.max_position_embeddings + config.dspark_block_size + 1
+
+
+def _frequencies(theta: float, rope_dim: int) -> torch.Tensor:
+    exponents = torch.arange(0, rope_dim, 2, dtype=torch.float64) / rope_dim
+    return 1.0 / theta**exponents
+
+
+def _yarn(frequencies: torch.Tensor, theta: float, scaling: RopeScaling) -> torch.Tensor:
+    rope_dim = 2 * frequencies.numel()
+
+    def dim_of(num_rotations: float) -> float:
+        turns = scaling.original_max_position_embeddings / (num_rotations * 2 * math.pi)
+        return rope_dim * math.log(turns) / (2 * math.log(theta))
+
+    low = max(math.floor(dim_of(scaling.beta_fast)), 0)
+    high = min(math.ceil(dim_of(scaling.beta_slow)), rope_dim - 1)
+    steps = torch.arange(frequencies.numel(), dtype=torch.float64)
+    ramp = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
+    return frequencies / scaling.factor * ramp + frequencies * (1 - ramp)
