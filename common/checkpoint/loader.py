@@ -13,7 +13,11 @@ from common.model.dspark import DSparkModel, build_model
 
 
 def load_model(
-    checkpoint_dir: Path, *, dtype: torch.dtype, device: torch.device, on_progress: Progress | None = None
+    checkpoint_dir: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None = None,
 ) -> DSparkModel:
     """Load configuration and weights. Raises CheckpointError that names the file, key or tensor that is wrong."""
     if not checkpoint_dir.is_dir():

@@ -35,12 +35,17 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
+                raise CheckpointError(
+                    f"{path} is not a readable safetensors file: {error}"
+                ) from error
             self._files |= dict.fromkeys(file.keys(), file)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stack.close()
 
@@ -81,5 +86,7 @@ def _shards(checkpoint_dir: Path) -> list[Path]:
         paths = [checkpoint_dir / "model.safetensors"]
     missing = [path.name for path in paths if not path.exists()]
     if missing:
-        raise CheckpointError(f"{checkpoint_dir} lacks {', '.join(missing[:8])} ({len(missing)} files in all)")
+        raise CheckpointError(
+            f"{checkpoint_dir} lacks {', '.join(missing[:8])} ({len(missing)} files in all)"
+        )
     return paths

@@ -50,7 +50,10 @@ class LatentProjection:
 
     def key_value(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Rotated latent rows `[N, d]`, key and value at once."""
-        return rotate(F.rms_norm(F.linear(x, self.wkv), self.kv_norm.shape, self.kv_norm, self._eps), rotations)
+        return rotate(
+            F.rms_norm(F.linear(x, self.wkv), self.kv_norm.shape, self.kv_norm, self._eps),
+            rotations,
+        )
 
     def output(self, o: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """`o [N, H, d]` to `[N, D]`: rotation undone, then the grouped low-rank projection."""
@@ -64,7 +67,9 @@ class LatentProjection:
         `q [B, L * H, d]`, `keys [B, K, d]` are values as well, `mask [B, L * H, K + 1]` is additive with the sink
         column last. Returns `[B, L * H, d]`.
         """
-        keys = F.pad(keys, (0, 0, 0, 1))  # the sink column: a zero row, so it adds to the denominator only
+        keys = F.pad(
+            keys, (0, 0, 0, 1)
+        )  # the sink column: a zero row, so it adds to the denominator only
         scores = torch.baddbmm(mask, q, keys.transpose(1, 2))
         batch, rows, _ = scores.shape
         scores.view(batch, rows // self.num_heads, self.num_heads, -1)[..., -1] = self.attn_sink
@@ -74,7 +79,9 @@ class LatentProjection:
 class Attention:
     """The attention sublayer of one target layer; tensors under `attn.`."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, layer_id: int, rope: RopeTable) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, layer_id: int, rope: RopeTable
+    ) -> None:
         self._ratio = config.compress_ratios[layer_id]
         self._layer_id = layer_id
         self._rope = rope
@@ -84,7 +91,11 @@ class Attention:
         if self._ratio:
             self._compressed_index = config.layers_with_ratio(self._ratio).index(layer_id)
             self._compressor = Compressor(
-                config, weights.under("compressor"), ratio=self._ratio, width=config.head_dim, rope=rope
+                config,
+                weights.under("compressor"),
+                ratio=self._ratio,
+                width=config.head_dim,
+                rope=rope,
             )
         if self._ratio == 4:
             self._indexer = Indexer(config, weights.under("indexer"), rope)
@@ -159,11 +170,17 @@ class Attention:
         compressed = group.compressed.get(self._ratio)
         if compressed is None:
             return self.projection.attend(flat_q, keys, group.window_mask)
-        pages = cache.buffers["csa" if self._ratio == 4 else "hca"].layer_rows(self._compressed_index)
+        pages = cache.buffers["csa" if self._ratio == 4 else "hca"].layer_rows(
+            self._compressed_index
+        )
         if self._indexer is None or compressed.row_index.shape[1] <= self._indexer.topk:
             rows = pages[compressed.row_index].to(keys.dtype)
-            return self.projection.attend(flat_q, torch.cat((keys, rows), dim=1), compressed.dense_mask)
-        chosen = self._indexer.choose(x, latent, rotations, group, compressed, cache, self._compressed_index)
+            return self.projection.attend(
+                flat_q, torch.cat((keys, rows), dim=1), compressed.dense_mask
+            )
+        chosen = self._indexer.choose(
+            x, latent, rotations, group, compressed, cache, self._compressed_index
+        )
         rows = pages[chosen.row_index].to(keys.dtype)
         return self._attend_chosen(q, keys, rows, chosen.mask, group.window_mask)
 
@@ -178,12 +195,16 @@ class Attention:
         """Window keys `[B, K, d]` are shared by a request's rows, chosen rows `[B, L, k, d]` are each row's own."""
         batch, width, heads, d = q.shape
         keys = F.pad(keys, (0, 0, 0, 1))
-        near = torch.baddbmm(window_mask, q.flatten(1, 2), keys.transpose(1, 2)).view(batch, width, heads, -1)
+        near = torch.baddbmm(window_mask, q.flatten(1, 2), keys.transpose(1, 2)).view(
+            batch, width, heads, -1
+        )
         near[..., -1] = self.projection.attn_sink
         far = torch.matmul(q, rows.transpose(2, 3)) + chosen_mask.unsqueeze(2)
         p = torch.cat((near, far), dim=-1).softmax(-1, dtype=torch.float32).to(q.dtype)
         p_near, p_far = p.split((near.shape[-1], far.shape[-1]), dim=-1)
-        return torch.bmm(p_near.flatten(1, 2), keys).view(batch, width, heads, d) + torch.matmul(p_far, rows)
+        return torch.bmm(p_near.flatten(1, 2), keys).view(batch, width, heads, d) + torch.matmul(
+            p_far, rows
+        )
 
 
 def _gather(rows: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:

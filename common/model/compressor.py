@@ -18,7 +18,9 @@ from common.model.weights import Weights
 class Compressor:
     """One compressor; tensors `wkv`, `wgate`, `ape`, `norm`."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, ratio: int, width: int, rope: RopeTable) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, *, ratio: int, width: int, rope: RopeTable
+    ) -> None:
         self._ratio = ratio
         self._width = width
         self._eps = config.rms_norm_eps
@@ -28,11 +30,19 @@ class Compressor:
         wkv = weights.floats("wkv.weight", coff * width, config.hidden_size)
         wgate = weights.floats("wgate.weight", coff * width, config.hidden_size)
         self.wkv_gate = torch.cat((wkv, wgate))
-        self.ape = torch.cat((torch.zeros_like(a := weights.floats("ape", ratio, coff * width)), a), dim=1)
+        self.ape = torch.cat(
+            (torch.zeros_like(a := weights.floats("ape", ratio, coff * width)), a), dim=1
+        )
         self.norm = weights.floats("norm.weight", width)
 
     def __call__(
-        self, x: torch.Tensor, plan: StepPlan, *, tail: torch.Tensor, tail_region: str, pages: torch.Tensor
+        self,
+        x: torch.Tensor,
+        plan: StepPlan,
+        *,
+        tail: torch.Tensor,
+        tail_region: str,
+        pages: torch.Tensor,
     ) -> None:
         """Write the tail rows of this step and every compressed row that closes in it.
 

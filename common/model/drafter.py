@@ -90,9 +90,12 @@ class Drafter:
         self._rope = window_rope(config, device)
         self._embed, self._head = embed, head
         self._stages = [
-            Stage(config, weights.under(f"mtp.{i}"), kernels) for i in range(config.num_drafter_layers)
+            Stage(config, weights.under(f"mtp.{i}"), kernels)
+            for i in range(config.num_drafter_layers)
         ]
-        self.main_proj = first.matrix("main_proj.weight", hidden, hidden * len(config.dspark_target_layer_ids))
+        self.main_proj = first.matrix(
+            "main_proj.weight", hidden, hidden * len(config.dspark_target_layer_ids)
+        )
         self.main_norm = first.matrix("main_norm.weight", hidden)
         self.norm = last.matrix("norm.weight", hidden)
         self._hc_head = HyperHead(config, last)
@@ -112,7 +115,9 @@ class Drafter:
         if write.source is not None:
             taps, positions = taps[write.source], positions[write.source]
         eps = self.config.rms_norm_eps
-        main_x = F.rms_norm(F.linear(taps, self.main_proj), self.main_norm.shape, self.main_norm, eps)
+        main_x = F.rms_norm(
+            F.linear(taps, self.main_proj), self.main_norm.shape, self.main_norm, eps
+        )
         rows = F.linear(main_x, self._context_wkv).view(main_x.shape[0], len(self._stages), -1)
         rotations = self._rope.at(positions)
         buffer = cache.buffers["drafter"]
@@ -136,7 +141,9 @@ class Drafter:
         """
         batch = anchor_ids.shape[0]
         offsets = torch.arange(num_drafts, device=anchor_ids.device)
-        ids = torch.full((batch, num_drafts), self.config.dspark_noise_token_id, device=anchor_ids.device)
+        ids = torch.full(
+            (batch, num_drafts), self.config.dspark_noise_token_id, device=anchor_ids.device
+        )
         ids[:, 0] = anchor_ids
         ids = ids.flatten()
         rotations = self._rope.at((anchor_positions.unsqueeze(1) + offsets).flatten())
@@ -144,7 +151,11 @@ class Drafter:
         buffer = cache.buffers["drafter"]
         h = self._embed[ids].unsqueeze(1).repeat(1, self.config.hc_mult, 1)
         for i, stage in enumerate(self._stages):
-            context = buffer.layer_rows(i)[context_index].view(batch, -1, self.config.head_dim).to(h.dtype)
+            context = (
+                buffer.layer_rows(i)[context_index]
+                .view(batch, -1, self.config.head_dim)
+                .to(h.dtype)
+            )
             h = stage(h, ids, rotations, context, mask)
         x = self._hc_head(h)
         normed = F.rms_norm(x, self.norm.shape, self.norm, self.config.rms_norm_eps)
@@ -176,7 +187,10 @@ class Drafter:
         positions = anchor_positions.unsqueeze(1) + back
         index = slots.unsqueeze(1) * ring_rows + positions.remainder(ring_rows)
         mask = torch.zeros(
-            anchor_positions.shape[0], window + num_drafts + 1, dtype=self._embed.dtype, device=index.device
+            anchor_positions.shape[0],
+            window + num_drafts + 1,
+            dtype=self._embed.dtype,
+            device=index.device,
         )
         mask[:, :window].masked_fill_(positions < valid_from.unsqueeze(1), -torch.inf)
         return index.flatten(), mask.unsqueeze(1).expand(-1, num_drafts * heads, -1)

@@ -26,7 +26,11 @@ class DSparkModel:
 
 
 def build_model(
-    config: ModelConfig, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> DSparkModel:
     """Take every tensor that the model needs from `tensors`. Raises CheckpointError that names what does not fit."""
     weights = Weights(tensors, dtype=dtype, device=device)

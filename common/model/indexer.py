@@ -34,7 +34,9 @@ class Indexer:
         self._dim = config.index_head_dim
         self.wq_b = weights.matrix("wq_b.weight", self._heads * self._dim, config.q_lora_rank)
         self.weights_proj = weights.matrix("weights_proj.weight", self._heads, config.hidden_size)
-        self._compressor = Compressor(config, weights.under("compressor"), ratio=4, width=self._dim, rope=rope)
+        self._compressor = Compressor(
+            config, weights.under("compressor"), ratio=4, width=self._dim, rope=rope
+        )
 
     def compress(self, x: torch.Tensor, plan: StepPlan, cache: CachePool, index: int) -> None:
         """Write the index keys that close in this step."""
@@ -58,12 +60,18 @@ class Indexer:
     ) -> ChosenRows:
         """The `topk` visible rows with the highest scores, lower rows first among equals."""
         batch, width = group.shape
-        q = rotate(F.linear(latent, self.wq_b).view(-1, self._heads, self._dim), rotations.unsqueeze(-2))
+        q = rotate(
+            F.linear(latent, self.wq_b).view(-1, self._heads, self._dim), rotations.unsqueeze(-2)
+        )
         weights = F.linear(x, self.weights_proj).float() * (self._dim**-0.5 * self._heads**-0.5)
         if group.row_index is not None:
             q, weights = q[group.row_index], weights[group.row_index]
-        keys = cache.buffers["index"].layer_rows(index)[compressed.row_index]  # [B, M, index_head_dim]
-        scores = torch.bmm(q.float().reshape(batch, -1, self._dim), keys.float().transpose(1, 2)).relu_()
+        keys = cache.buffers["index"].layer_rows(index)[
+            compressed.row_index
+        ]  # [B, M, index_head_dim]
+        scores = torch.bmm(
+            q.float().reshape(batch, -1, self._dim), keys.float().transpose(1, 2)
+        ).relu_()
         scores = scores.view(batch, width, self._heads, -1)
         scores = torch.matmul(weights.view(batch, width, 1, self._heads), scores).squeeze(2)
         scores.masked_fill_(compressed.invisible, -torch.inf)
@@ -72,5 +80,7 @@ class Indexer:
         best = order[..., : self.topk]
         rows = compressed.row_index.unsqueeze(1).expand(-1, width, -1).gather(2, best)
         hidden = ordered[..., : self.topk] == -torch.inf
-        mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill_(hidden, -torch.inf)
+        mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill_(
+            hidden, -torch.inf
+        )
         return ChosenRows(rows, mask)

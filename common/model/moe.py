@@ -19,7 +19,11 @@ class ExpertBank:
     """The routed experts of one layer, stacked; tensors `experts.{e}.w1|w2|w3`."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        experts, width, hidden = config.n_routed_experts, config.moe_intermediate_size, config.hidden_size
+        experts, width, hidden = (
+            config.n_routed_experts,
+            config.moe_intermediate_size,
+            config.hidden_size,
+        )
         self._num_experts = experts
         self._limit = config.swiglu_limit
         w1, w2, w3 = [], [], []
@@ -32,14 +36,18 @@ class ExpertBank:
         self.w2 = torch.stack(w2)  # [E, I, D]
         self._is_small = self.w13.numel() + self.w2.numel() <= DENSE_BANK_ELEMENTS
 
-    def __call__(self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
+    ) -> torch.Tensor:
         """Weighted sum of the chosen experts; `expert_ids`, `expert_weights` are `[N, k]`."""
         num_pairs = expert_ids.numel()
         if self._is_small and self._num_experts // 2 < num_pairs <= 16 * self._num_experts:
             return self.dense(x, expert_ids, expert_weights)
         return self.grouped(x, expert_ids, expert_weights)
 
-    def dense(self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
+    def dense(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
+    ) -> torch.Tensor:
         """All experts for all rows in two products, unchosen ones weighted zero."""
         experts, double_width, hidden = self.w13.shape
         gates = x.new_zeros(x.shape[0], experts).scatter_(1, expert_ids, expert_weights.to(x.dtype))
@@ -47,7 +55,9 @@ class ExpertBank:
         y = swiglu(pair, self._limit) * gates.unsqueeze(-1)
         return y.flatten(1) @ self.w2.view(-1, hidden)
 
-    def grouped(self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor) -> torch.Tensor:
+    def grouped(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
+    ) -> torch.Tensor:
         """Each chosen expert once, over the rows that chose it."""
         top_k = expert_ids.shape[1]
         order = expert_ids.flatten().argsort(stable=True)

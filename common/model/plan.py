@@ -156,7 +156,9 @@ class _Builder:
         self.runs, self.offsets, self.positions, self.spec = runs, offsets, positions, spec
 
     def tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.spec.device, non_blocking=True)
+        return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(
+            self.spec.device, non_blocking=True
+        )
 
     # Ring writes -------------------------------------------------------------------------------------------------
 

@@ -32,11 +32,18 @@ class Layer:
     """One decoder layer; tensors under `layers.{i}.`."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, layer_id: int, attention: Attention, kernels: Kernels
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        layer_id: int,
+        attention: Attention,
+        kernels: Kernels,
     ) -> None:
         self._eps = config.rms_norm_eps
         self._attention = attention
-        self._ffn = MoE(config, weights.under("ffn"), is_hash_routed=layer_id < config.num_hash_layers)
+        self._ffn = MoE(
+            config, weights.under("ffn"), is_hash_routed=layer_id < config.num_hash_layers
+        )
         self.attn_norm = weights.matrix("attn_norm.weight", config.hidden_size)
         self.ffn_norm = weights.matrix("ffn_norm.weight", config.hidden_size)
         self._hc_attn = HyperConnection(config, weights, "attn", kernels)
@@ -62,9 +69,15 @@ class Layer:
 class Target:
     """The whole target model. Stateless: all that it remembers is in the cache it is given."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: Kernels, device: torch.device
+    ) -> None:
         self.config = config
-        self._ropes = {0: window_rope(config, device), 4: (rope := compressed_rope(config, device)), 128: rope}
+        self._ropes = {
+            0: window_rope(config, device),
+            4: (rope := compressed_rope(config, device)),
+            128: rope,
+        }
         self.embed = weights.matrix("embed.weight", config.vocab_size, config.hidden_size)
         self._layers = [
             Layer(
@@ -88,9 +101,13 @@ class Target:
         plain, compressed = (self._ropes[r].at(plan.positions) for r in (0, 4))
         taps = []
         for i, layer in enumerate(self._layers):
-            h = layer(h, token_ids, compressed if self.config.compress_ratios[i] else plain, plan, cache)
+            h = layer(
+                h, token_ids, compressed if self.config.compress_ratios[i] else plain, plan, cache
+            )
             if i in self.config.dspark_target_layer_ids:
                 taps.append(h.mean(1))
         x = self._hc_head(h[logit_rows])
-        logits = F.linear(F.rms_norm(x, self.norm.shape, self.norm, self.config.rms_norm_eps).float(), self.head)
+        logits = F.linear(
+            F.rms_norm(x, self.norm.shape, self.norm, self.config.rms_norm_eps).float(), self.head
+        )
         return TargetOutput(logits, torch.cat(taps, dim=-1) if taps else h.new_empty(h.shape[0], 0))

@@ -1,0 +1,176 @@
+"""The one crossing between asyncio and the thread that owns all torch state. Knows the engine's verbs; no services.
+
+Commands go in through a queue, reports come out through the event loop. The engine thread sleeps while there is
+neither a command nor work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from common.engine.request import Request, StepReport
+from common.errors import WorkerLost
+from common.types import RequestId
+
+logger = logging.getLogger(__name__)
+
+
+class Steps(Protocol):
+    """What the crossing needs of an engine; `Engine` is one. Called on the engine thread only."""
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def remove(self, request_id: RequestId) -> Request | None: ...
+    def commit(self, request_id: RequestId, round: int) -> None: ...
+    def step(self) -> StepReport: ...
+
+
+Command = Callable[[Steps], None]
+Report = TypeVar("Report")
+Loop = Callable[[Steps, "Crossing[Report]"], None]
+"""A service's engine loop: runs on the engine thread until the crossing closes."""
+
+
+class Crossing(Generic[Report]):
+    """The engine thread's side: where a loop takes commands and leaves reports."""
+
+    def __init__(self, emit: Callable[[Report], None], clock: Callable[[], float]) -> None:
+        self.emit = emit
+        """Hand a report to the event loop; returns at once."""
+        self._clock = clock
+        self._commands: deque[Command] = deque()
+        self._changed = threading.Condition()
+        self._is_open = True
+        self._busy_since: float | None = None
+
+    def take_commands(self, *, wait: bool) -> list[Command] | None:
+        """All commands since the last call, in order; None once closed. With `wait`, sleeps until there is one."""
+        self._busy_since = None
+        with self._changed:
+            while wait and self._is_open and not self._commands:
+                self._changed.wait()
+            commands = list(self._commands)
+            self._commands.clear()
+            self._busy_since = self._clock()
+            return commands if self._is_open else None
+
+    def put(self, command: Command) -> None:
+        with self._changed:
+            self._commands.append(command)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_open = False
+            self._changed.notify()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the engine last came by for commands; 0 while it sleeps."""
+        since = self._busy_since
+        return 0.0 if since is None else self._clock() - since
+
+
+class EngineThread(Generic[Report]):
+    """Runs a loop over an engine on a thread of its own. Every method is called from the event loop.
+
+    A loop that raises is over: `on_crash` is called once, on the event loop, and later commands raise WorkerLost.
+    """
+
+    def __init__(
+        self,
+        engine: Steps,
+        loop: Loop[Report],
+        *,
+        on_report: Callable[[Report], None],
+        on_crash: Callable[[Exception], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._on_report = on_report
+        self._on_crash = on_crash
+        self._events = asyncio.get_running_loop()
+        self._crossing: Crossing[Report] = Crossing(self._emit, clock)
+        self._removals: set[asyncio.Future[Request | None]] = set()
+        self._ended = asyncio.Event()
+        self._crash: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the loop after its current step and wait for it."""
+        self._crossing.close()
+        if self._thread.is_alive():
+            await self._ended.wait()
+
+    @property
+    def has_crashed(self) -> bool:
+        return self._crash is not None
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the current step has taken so far; 0 while the engine sleeps. For health."""
+        return self._crossing.busy_s
+
+    def add(self, request: Request) -> None:
+        """Give a request to the engine, which owns it from now on. Raises WorkerLost after a crash."""
+        if self._crash is not None:
+            raise WorkerLost("the engine of this worker has failed")
+        self._crossing.put(lambda engine: engine.add(request))
+
+    def commit(self, request_id: RequestId, round: int) -> None:
+        """Tell the engine that rounds up to `round` were committed."""
+        self._crossing.put(lambda engine: engine.commit(request_id, round))
+
+    async def remove(self, request_id: RequestId) -> Request | None:
+        """Take a request back; its slot and pages may be reused once this returns. None when it was not there."""
+        if self._ended.is_set():
+            return None
+        removed: asyncio.Future[Request | None] = self._events.create_future()
+        self._removals.add(removed)
+
+        def command(engine: Steps) -> None:
+            request = engine.remove(request_id)
+            self._events.call_soon_threadsafe(_resolve, removed, request)
+
+        self._crossing.put(command)
+        try:
+            return await removed
+        finally:
+            self._removals.discard(removed)
+
+    def _run(self) -> None:
+        crash: Exception | None = None
+        try:
+            self._loop(self._engine, self._crossing)
+        except Exception as error:
+            logger.exception("the engine failed; every request of this worker fails with it")
+            crash = error
+        self._events.call_soon_threadsafe(self._end, crash)
+
+    def _emit(self, report: Report) -> None:
+        self._events.call_soon_threadsafe(self._on_report, report)
+
+    def _end(self, crash: Exception | None) -> None:
+        self._crash = crash
+        self._ended.set()
+        for removed in list(self._removals):
+            # Nothing runs any more, so whatever was to be removed is out of use.
+            _resolve(removed, None)
+        if crash is not None:
+            self._on_crash(crash)
+
+
+def _resolve(removed: asyncio.Future[Request | None], request: Request | None) -> None:
+    if not removed.done():
+        removed.set_result(request)
