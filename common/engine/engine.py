@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+from common.engine.clock import PhaseClock
 from common.engine.config import EngineConfig
+from common.engine.outputs import RequestOutput
 from common.engine.request import Request, RoundResult, StepReport
-from common.engine.runner import PhaseClock, RequestOutput, Runner
+from common.engine.runner import Runner
 from common.engine.scheduler import ScheduledRequest, Scheduler
 from common.kv_cache.pool import CachePool
 from common.types import RequestId

@@ -201,7 +201,7 @@ class Attention:
         near[..., -1] = self.projection.attn_sink
         far = torch.matmul(q, rows.transpose(2, 3)) + chosen_mask.unsqueeze(2)
         p = torch.cat((near, far), dim=-1).softmax(-1, dtype=torch.float32).to(q.dtype)
-        p_near, p_far = p.split((near.shape[-1], far.shape[-1]), dim=-1)
+        p_near, p_far = p[..., : near.shape[-1]], p[..., near.shape[-1] :]
         return torch.bmm(p_near.flatten(1, 2), keys).view(batch, width, heads, d) + torch.matmul(
             p_far, rows
         )

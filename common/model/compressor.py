@@ -59,7 +59,7 @@ class Compressor:
 
     def _pool(self, inputs: torch.Tensor, absent: torch.Tensor | None) -> torch.Tensor:
         """`inputs [E, coff * ratio, 2 * coff * width]` to `[E, width]`."""
-        kv, gate = inputs.split(self._row_width, dim=-1)
+        kv, gate = inputs.chunk(2, dim=-1)
         if self._row_width != self._width:
             kv, gate = self._overlap(kv), self._overlap(gate)
         if absent is not None:

@@ -76,46 +76,61 @@ class ExpertBank:
         return torch.zeros_like(x).index_add_(0, rows, torch.cat(outputs))
 
 
+class HashRouter:
+    """Chooses by token id alone; tensor `gate.tid2eid`."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.tid2eid = weights.integers(
+            "gate.tid2eid", config.vocab_size, config.num_experts_per_tok
+        )
+
+    def choose(self, scores: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """`[N, k]` experts of rows with input `token_ids [N]`."""
+        return self.tid2eid[token_ids]
+
+
+class ScoreRouter:
+    """Chooses by score plus a load-balancing bias, which does not weigh the chosen; tensor `gate.bias`."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self._top_k = config.num_experts_per_tok
+        self.bias = weights.floats("gate.bias", config.n_routed_experts)
+
+    def choose(self, scores: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """`[N, k]` experts of rows with `scores [N, E]`."""
+        return (scores + self.bias).topk(self._top_k, dim=-1, sorted=False).indices
+
+
 class MoE:
     """The feed-forward sublayer; tensors under `ffn.`. Drafter stages always route by score."""
 
     def __init__(self, config: ModelConfig, weights: Weights, *, is_hash_routed: bool) -> None:
-        experts, hidden = config.n_routed_experts, config.hidden_size
+        hidden = config.hidden_size
         width = config.moe_intermediate_size * config.n_shared_experts
-        self._top_k = config.num_experts_per_tok
         self._limit = config.swiglu_limit
         self._scaling = config.routed_scaling_factor
         self._normalise = config.norm_topk_prob
-        self.gate = weights.floats("gate.weight", experts, hidden)
-        self.tid2eid: torch.Tensor | None = None
-        self.bias: torch.Tensor | None = None
-        if is_hash_routed:
-            self.tid2eid = weights.integers("gate.tid2eid", config.vocab_size, self._top_k)
-        else:
-            self.bias = weights.floats("gate.bias", experts)
+        self.gate = weights.floats("gate.weight", config.n_routed_experts, hidden)
+        self._router = (HashRouter if is_hash_routed else ScoreRouter)(config, weights)
         shared = weights.under("shared_experts")
         self.shared_w13 = torch.cat(
-            (shared.matrix("w1.weight", width, hidden), shared.matrix("w3.weight", width, hidden))
+            (
+                shared.matrix("w1.weight", width, hidden),
+                shared.matrix("w3.weight", width, hidden),
+            )
         )
         self.shared_w2 = shared.matrix("w2.weight", hidden, width)
         self.experts = ExpertBank(config, weights)
 
     def __call__(self, x: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """`x [N, D]` to `[N, D]`; `token_ids [N]` are the rows' input tokens."""
-        expert_ids, expert_weights = self._route(x, token_ids)
-        shared = F.linear(swiglu(F.linear(x, self.shared_w13), self._limit), self.shared_w2)
-        return shared + self.experts(x, expert_ids, expert_weights)
-
-    def _route(self, x: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = F.softplus(F.linear(x.float(), self.gate)).sqrt_()
-        if self.tid2eid is not None:
-            expert_ids = self.tid2eid[token_ids]
-        else:
-            expert_ids = (scores + self.bias).topk(self._top_k, dim=-1, sorted=False).indices
+        expert_ids = self._router.choose(scores, token_ids)
         chosen = scores.gather(1, expert_ids)
         if self._normalise:
             chosen = chosen / chosen.sum(-1, keepdim=True)
-        return expert_ids, chosen * self._scaling
+        shared = F.linear(swiglu(F.linear(x, self.shared_w13), self._limit), self.shared_w2)
+        return shared + self.experts(x, expert_ids, chosen * self._scaling)
 
 
 def swiglu(pair: torch.Tensor, limit: float) -> torch.Tensor:

@@ -43,12 +43,12 @@ class CpuKernels:
         return pre, post, comb
 
 
-@numba.njit(cache=True, fastmath=False)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, fastmath=False)
 def _sigmoid(x: Any) -> Any:
     return np.float32(1.0) / (np.float32(1.0) + np.float32(math.exp(-x)))
 
 
-@numba.njit(cache=True, fastmath=False)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, fastmath=False)
 def _stream_mix(
     mixes: Any,
     norm: Any,
@@ -90,7 +90,7 @@ def _stream_mix(
             _normalise_columns(c, eps)
 
 
-@numba.njit(cache=True, fastmath=False)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, fastmath=False)
 def _normalise_columns(c: Any, eps: Any) -> None:
     streams = c.shape[0]
     for j in range(streams):

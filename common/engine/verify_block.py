@@ -1,0 +1,77 @@
+"""The rows of a step whose logits are verified, padded to the widest proposal. Knows requests and their drafts."""
+
+from __future__ import annotations
+
+import torch
+
+from common.engine.scheduler import ScheduledRequest
+from common.sampling.params import SamplingRows
+from common.spec_decode.verify import VerificationResult, verify
+from common.types import SamplingParams, Verification
+
+
+class VerifyBlock:
+    """The rows of all sampling requests, padded to the widest proposal."""
+
+    def __init__(self, step: list[ScheduledRequest], device: torch.device) -> None:
+        self.step = step
+        num_draft = [scheduled.num_draft for scheduled in step]
+        self.width = max(num_draft) + 1
+        self.is_uniform = min(num_draft) == max(num_draft)
+        self._device = device
+        self._num_draft = torch.tensor(num_draft, device=device)
+        begins = (
+            torch.tensor([0, *(n + 1 for n in num_draft[:-1])]).cumsum(0).to(device).unsqueeze(1)
+        )
+        columns = torch.arange(self.width, device=device)
+        self.row_index = (begins + torch.minimum(columns, self._num_draft.unsqueeze(1))).flatten()
+
+    def verify(self, logits: torch.Tensor) -> VerificationResult:
+        requests = [scheduled.request for scheduled in self.step]
+        columns = torch.arange(self.width, device=self._device)
+        starts = torch.tensor([len(request.tokens) for request in requests], device=self._device)
+        rows = SamplingRows.of([request.sampling for request in requests], starts, self._device)
+        rejection = [self._is_rejection(scheduled) for scheduled in self.step]
+        return verify(
+            logits=logits,
+            draft_ids=self._draft_ids(),
+            num_draft=self._num_draft,
+            rows=rows.repeat(self.width).at((starts.unsqueeze(1) + columns).flatten()),
+            rejection=torch.tensor(rejection, device=self._device),
+            draft_probs=self._draft_probs(rejection),
+        )
+
+    @staticmethod
+    def _is_rejection(scheduled: ScheduledRequest) -> bool:
+        request = scheduled.request
+        if not uses_rejection(request.sampling):
+            return False
+        # A proposal that came without distributions (first round after a hand-off) is verified coupled.
+        return scheduled.num_draft == 0 or (
+            request.draft is not None and request.draft.probs is not None
+        )
+
+    def _draft_ids(self) -> torch.Tensor:
+        ids = []
+        for scheduled in self.step:
+            draft = scheduled.request.draft
+            chosen = draft.proposal.token_ids[: scheduled.num_draft] if draft is not None else ()
+            ids.append([*chosen, *[0] * (self.width - 1 - len(chosen))])
+        return torch.tensor(ids, dtype=torch.int64, device=self._device)
+
+    def _draft_probs(self, rejection: list[bool]) -> torch.Tensor | None:
+        """`[R, width - 1, vocab]`, zero for requests that are not verified by rejection."""
+        probs = None
+        for i, scheduled in enumerate(self.step):
+            draft = scheduled.request.draft
+            if not rejection[i] or not scheduled.num_draft or draft is None or draft.probs is None:
+                continue
+            if probs is None:
+                shape = (len(self.step), self.width - 1, draft.probs.shape[-1])
+                probs = torch.zeros(shape, device=self._device)
+            probs[i, : scheduled.num_draft] = draft.probs[: scheduled.num_draft]
+        return probs
+
+
+def uses_rejection(sampling: SamplingParams) -> bool:
+    return not sampling.is_greedy and sampling.verification is Verification.REJECTION
