@@ -1,0 +1,18 @@
+"""What goes with every call of either client. Knows metadata and ids; sends nothing."""
+
+from __future__ import annotations
+
+import uuid
+
+REQUEST_ID_KEY = "x-request-id"
+Metadata = tuple[tuple[str, str], ...]
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+def call_metadata(request_id: str, api_key: str | None) -> Metadata:
+    """The request's id for logs of calls whose messages carry none, and the key where there is one."""
+    metadata: Metadata = ((REQUEST_ID_KEY, request_id),)
+    return metadata if api_key is None else (*metadata, ("authorization", f"Bearer {api_key}"))

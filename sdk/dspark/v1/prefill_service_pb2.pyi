@@ -1,0 +1,81 @@
+from dspark.v1 import types_pb2 as _types_pb2
+from dspark.v1 import worker_pb2 as _worker_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DecodeTicket(_message.Message):
+    __slots__ = ("decode_address", "reservation_id", "capability")
+    DECODE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    decode_address: str
+    reservation_id: str
+    capability: bytes
+    def __init__(self, decode_address: _Optional[str] = ..., reservation_id: _Optional[str] = ..., capability: _Optional[bytes] = ...) -> None: ...
+
+class PrefillRequest(_message.Message):
+    __slots__ = ("context", "ticket")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    context: _types_pb2.RequestContext
+    ticket: DecodeTicket
+    def __init__(self, context: _Optional[_Union[_types_pb2.RequestContext, _Mapping]] = ..., ticket: _Optional[_Union[DecodeTicket, _Mapping]] = ...) -> None: ...
+
+class FirstToken(_message.Message):
+    __slots__ = ("token_id", "logprob", "queue_s", "compute_s")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    logprob: _types_pb2.TokenLogprob
+    queue_s: float
+    compute_s: float
+    def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[_Union[_types_pb2.TokenLogprob, _Mapping]] = ..., queue_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
+
+class HandoffDone(_message.Message):
+    __slots__ = ("lease_id", "lease_s", "num_bytes", "handoff_s", "transfer_engine")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ENGINE_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    lease_s: float
+    num_bytes: int
+    handoff_s: float
+    transfer_engine: str
+    def __init__(self, lease_id: _Optional[str] = ..., lease_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., handoff_s: _Optional[float] = ..., transfer_engine: _Optional[str] = ...) -> None: ...
+
+class PrefillResponse(_message.Message):
+    __slots__ = ("first_token", "handoff_done")
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_DONE_FIELD_NUMBER: _ClassVar[int]
+    first_token: FirstToken
+    handoff_done: HandoffDone
+    def __init__(self, first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., handoff_done: _Optional[_Union[HandoffDone, _Mapping]] = ...) -> None: ...
+
+class ReleaseLeaseRequest(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class ReleaseLeaseResponse(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...
+
+class PrefillServiceGetWorkerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PrefillServiceGetWorkerInfoResponse(_message.Message):
+    __slots__ = ("info",)
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    info: _worker_pb2.WorkerInfo
+    def __init__(self, info: _Optional[_Union[_worker_pb2.WorkerInfo, _Mapping]] = ...) -> None: ...
