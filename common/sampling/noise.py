@@ -63,11 +63,9 @@ def uniform(*, seeds: Tensor, positions: Tensor, purpose: Purpose | Tensor) -> T
 def _row_keys(
     seeds: Tensor, positions: Tensor, purpose: Purpose | Tensor, depth: Tensor | int
 ) -> Tensor:
-    """A well-mixed 64-bit key per row. Mixing twice keeps neighbouring seeds and positions unrelated."""
+    """A well-mixed 64-bit key per row."""
     counters = (positions * _NUM_DEPTHS + depth) * len(Purpose) + purpose
-    keys = _mix(seeds + _SEED_STEP)
-    keys += counters * _SEED_STEP
-    return _mix(keys)
+    return _mix(seeds * _SEED_STEP + counters * _COUNTER_STEP)
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -107,7 +105,9 @@ def _signed(bits: int) -> int:
 
 
 _NUM_DEPTHS = 256
+# Odd, and without small multiples that meet modulo 2^64, so that small seeds, counters and ids never collide.
 _SEED_STEP = _signed(0x9E3779B97F4A7C15)
+_COUNTER_STEP = _signed(0xDA942042E4DD58B5)
 _TOKEN_STEP = _signed(0xD1342543DE82EF95)
 _MULTIPLIER_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = _signed(0x94D049BB133111EB)
