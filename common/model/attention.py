@@ -13,21 +13,22 @@ from common.kv_cache.pool import CachePool
 from common.model.compressor import Compressor
 from common.model.config import ModelConfig
 from common.model.indexer import Indexer
+from common.model.kernels import Kernels
 from common.model.plan import AttentionGroup, StepPlan
-from common.model.rope import RopeTable, rotate
+from common.model.rope import RopeTable
 from common.model.weights import Weights
 
 
 class LatentProjection:
     """Query, key-value and output projections, which target layers and drafter stages share in form."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels) -> None:
         heads, d, hidden = config.num_attention_heads, config.head_dim, config.hidden_size
         groups, rank = config.o_groups, config.o_lora_rank
         self.num_heads = heads
         self._head_dim = d
         self._eps = config.rms_norm_eps
-        self._scale = d**-0.5
+        self._kernels = kernels
         self.wq_a = weights.matrix("wq_a.weight", config.q_lora_rank, hidden)
         self.q_norm = weights.matrix("q_norm.weight", config.q_lora_rank)
         self.wq_b = weights.matrix("wq_b.weight", heads * d, config.q_lora_rank)
@@ -36,29 +37,31 @@ class LatentProjection:
         wo_a = weights.matrix("wo_a.weight", groups * rank, heads * d // groups)
         self.wo_a = wo_a.view(groups, rank, -1).transpose(1, 2).contiguous()  # [G, H * d / G, rank]
         self.wo_b = weights.matrix("wo_b.weight", hidden, groups * rank)
+        # Queries are normalised without a weight of their own; the attention scale takes its place.
+        self._query_scale = torch.full(
+            (d,), d**-0.5, dtype=self.wq_b.dtype, device=self.wq_b.device
+        )
         self.attn_sink = weights.floats("attn_sink", heads)
 
     def latent_query(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, D]` to the low-rank query `[N, q_lora_rank]`, which the indexer reads as well."""
-        return F.rms_norm(F.linear(x, self.wq_a), self.q_norm.shape, self.q_norm, self._eps)
+        return self._kernels.rms_norm(F.linear(x, self.wq_a), self.q_norm, self._eps)
 
     def query(self, latent: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Rotated queries `[N, H, d]`, already scaled by d ** -0.5."""
-        q = F.linear(latent, self.wq_b).view(-1, self.num_heads, self._head_dim)
-        q = F.rms_norm(q, (self._head_dim,), None, self._eps) * self._scale
-        return rotate(q, rotations.unsqueeze(-2))
+        q = F.linear(latent, self.wq_b).view(-1, self._head_dim)
+        q = self._kernels.rms_norm(q, self._query_scale, self._eps)
+        return self._kernels.rotate(q.view(-1, self.num_heads, self._head_dim), rotations)
 
     def key_value(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Rotated latent rows `[N, d]`, key and value at once."""
-        return rotate(
-            F.rms_norm(F.linear(x, self.wkv), self.kv_norm.shape, self.kv_norm, self._eps),
-            rotations,
-        )
+        kv = self._kernels.rms_norm(F.linear(x, self.wkv), self.kv_norm, self._eps)
+        return self._kernels.rotate(kv.unsqueeze(1), rotations).squeeze(1)
 
     def output(self, o: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """`o [N, H, d]` to `[N, D]`: rotation undone, then the grouped low-rank projection."""
-        o = rotate(o, rotations.conj().unsqueeze(-2))
-        grouped = o.reshape(o.shape[0], self.wo_a.shape[0], -1).transpose(0, 1)  # [G, N, H * d / G]
+        o = self._kernels.rotate(o, rotations, inverse=True)
+        grouped = o.view(o.shape[0], self.wo_a.shape[0], -1).transpose(0, 1)  # [G, N, H * d / G]
         return F.linear(torch.bmm(grouped, self.wo_a).transpose(0, 1).flatten(1), self.wo_b)
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -80,12 +83,17 @@ class Attention:
     """The attention sublayer of one target layer; tensors under `attn.`."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, layer_id: int, rope: RopeTable
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        layer_id: int,
+        rope: RopeTable,
+        kernels: Kernels,
     ) -> None:
         self._ratio = config.compress_ratios[layer_id]
         self._layer_id = layer_id
         self._rope = rope
-        self.projection = LatentProjection(config, weights)
+        self.projection = LatentProjection(config, weights, kernels)
         self._compressor: Compressor | None = None
         self._indexer: Indexer | None = None
         if self._ratio:
@@ -96,9 +104,10 @@ class Attention:
                 ratio=self._ratio,
                 width=config.head_dim,
                 rope=rope,
+                kernels=kernels,
             )
         if self._ratio == 4:
-            self._indexer = Indexer(config, weights.under("indexer"), rope)
+            self._indexer = Indexer(config, weights.under("indexer"), rope, kernels)
 
     def __call__(
         self, x: torch.Tensor, rotations: torch.Tensor, plan: StepPlan, cache: CachePool

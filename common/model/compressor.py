@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from common.model.config import ModelConfig
+from common.model.kernels import Kernels
 from common.model.plan import StepPlan
-from common.model.rope import RopeTable, rotate
+from common.model.rope import RopeTable
 from common.model.weights import Weights
 
 
@@ -19,12 +20,20 @@ class Compressor:
     """One compressor; tensors `wkv`, `wgate`, `ape`, `norm`."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, *, ratio: int, width: int, rope: RopeTable
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        ratio: int,
+        width: int,
+        rope: RopeTable,
+        kernels: Kernels,
     ) -> None:
         self._ratio = ratio
         self._width = width
         self._eps = config.rms_norm_eps
         self._rope = rope
+        self._kernels = kernels
         coff = 2 if ratio == 4 else 1
         self._row_width = coff * width
         wkv = weights.floats("wkv.weight", coff * width, config.hidden_size)
@@ -53,8 +62,9 @@ class Compressor:
         if closing is not None:
             inputs = torch.cat((tail[closing.past_index], rows))[closing.input_index]
             pooled = self._pool(inputs, closing.absent)
-            entry = F.rms_norm(pooled, (self._width,), self.norm, self._eps)
-            pages[closing.target] = rotate(entry, self._rope.at(closing.positions)).to(pages.dtype)
+            entry = self._kernels.rms_norm(pooled, self.norm, self._eps).unsqueeze(1)
+            entry = self._kernels.rotate(entry, self._rope.at(closing.positions)).squeeze(1)
+            pages[closing.target] = entry.to(pages.dtype)
         plan.ring_writes[tail_region].apply(tail, rows)
 
     def _pool(self, inputs: torch.Tensor, absent: torch.Tensor | None) -> torch.Tensor:

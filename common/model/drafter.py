@@ -18,7 +18,7 @@ from common.model.hyper_connections import HyperConnection, HyperHead
 from common.model.kernels import Kernels
 from common.model.moe import MoE
 from common.model.plan import StepPlan
-from common.model.rope import rotate, window_rope
+from common.model.rope import window_rope
 from common.model.weights import Weights
 
 
@@ -37,8 +37,9 @@ class Stage:
 
     def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels) -> None:
         self._eps = config.rms_norm_eps
-        self.projection = LatentProjection(config, weights.under("attn"))
-        self._ffn = MoE(config, weights.under("ffn"), is_hash_routed=False)
+        self._kernels = kernels
+        self.projection = LatentProjection(config, weights.under("attn"), kernels)
+        self._ffn = MoE(config, weights.under("ffn"), kernels, is_hash_routed=False)
         self.attn_norm = weights.matrix("attn_norm.weight", config.hidden_size)
         self.ffn_norm = weights.matrix("ffn_norm.weight", config.hidden_size)
         self._hc_attn = HyperConnection(config, weights, "attn", kernels)
@@ -54,10 +55,10 @@ class Stage:
     ) -> torch.Tensor:
         """Streams `h [B * g, S, D]` to streams; `context [B, C, d]`, `mask [B, g * H, C + g + 1]`."""
         mix = self._hc_attn.read(h)
-        x = F.rms_norm(mix.x, self.attn_norm.shape, self.attn_norm, self._eps)
+        x = self._kernels.rms_norm(mix.x, self.attn_norm, self._eps)
         h = self._hc_attn.write(h, mix, self._attend(x, rotations, context, mask))
         mix = self._hc_ffn.read(h)
-        x = F.rms_norm(mix.x, self.ffn_norm.shape, self.ffn_norm, self._eps)
+        x = self._kernels.rms_norm(mix.x, self.ffn_norm, self._eps)
         return self._hc_ffn.write(h, mix, self._ffn(x, token_ids))
 
     def _attend(
@@ -87,6 +88,7 @@ class Drafter:
         hidden, rank, vocab = config.hidden_size, config.dspark_markov_rank, config.vocab_size
         first, last = weights.under("mtp.0"), weights.under(f"mtp.{config.num_drafter_layers - 1}")
         self.config = config
+        self._kernels = kernels
         self._rope = window_rope(config, device)
         self._embed, self._head = embed, head
         self._stages = [
@@ -115,15 +117,13 @@ class Drafter:
         if write.source is not None:
             taps, positions = taps[write.source], positions[write.source]
         eps = self.config.rms_norm_eps
-        main_x = F.rms_norm(
-            F.linear(taps, self.main_proj), self.main_norm.shape, self.main_norm, eps
-        )
-        rows = F.linear(main_x, self._context_wkv).view(main_x.shape[0], len(self._stages), -1)
+        main_x = self._kernels.rms_norm(F.linear(taps, self.main_proj), self.main_norm, eps)
+        rows = F.linear(main_x, self._context_wkv).chunk(len(self._stages), dim=-1)
         rotations = self._rope.at(positions)
         buffer = cache.buffers["drafter"]
         for i, stage in enumerate(self._stages):
-            gamma = stage.projection.kv_norm
-            kv = rotate(F.rms_norm(rows[:, i], gamma.shape, gamma, eps), rotations)
+            kv = self._kernels.rms_norm(rows[i].contiguous(), stage.projection.kv_norm, eps)
+            kv = self._kernels.rotate(kv.unsqueeze(1), rotations).squeeze(1)
             buffer.layer_rows(i)[write.target] = kv.to(buffer.tensor.dtype)
 
     def draft_block(
@@ -158,7 +158,7 @@ class Drafter:
             )
             h = stage(h, ids, rotations, context, mask)
         x = self._hc_head(h)
-        normed = F.rms_norm(x, self.norm.shape, self.norm, self.config.rms_norm_eps)
+        normed = self._kernels.rms_norm(x, self.norm, self.config.rms_norm_eps)
         logits = F.linear(normed.float(), self._head)
         return BlockOutput(x.view(batch, num_drafts, -1), logits.view(batch, num_drafts, -1))
 

@@ -34,7 +34,7 @@ def build_model(
 ) -> DSparkModel:
     """Take every tensor that the model needs from `tensors`. Raises CheckpointError that names what does not fit."""
     weights = Weights(tensors, dtype=dtype, device=device)
-    kernels = select_kernels(device)
+    kernels = select_kernels(device, dtype)
     target = Target(config, weights, kernels, device)
     drafter = None
     if config.has_drafter:

@@ -5,79 +5,56 @@ Source: DeepSeek-V4, hyper-connections with Sinkhorn projection. Letters: N rows
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
+import torch.nn.functional as F
 
 from common.model.config import ModelConfig
-from common.model.kernels import Kernels
+from common.model.kernels import Kernels, StreamMix
 from common.model.weights import Weights
-
-
-class StreamMix(NamedTuple):
-    """How one sublayer reads and writes the streams."""
-
-    x: torch.Tensor
-    """Input of the sublayer, `[N, D]`."""
-    post: torch.Tensor
-    """Weight of its output in each stream, `[N, S]`."""
-    comb: torch.Tensor
-    """What each stream (first index) gives to each stream (second index), `[N, S, S]`."""
 
 
 class HyperConnection:
     """The connection around one sublayer; tensors `hc_{name}_{fn,base,scale}`."""
 
     def __init__(self, config: ModelConfig, weights: Weights, name: str, kernels: Kernels) -> None:
-        self._streams = config.hc_mult
-        self._iterations = config.hc_sinkhorn_iters
-        self._hc_eps = config.hc_eps
-        self._norm_eps = config.rms_norm_eps
+        streams = config.hc_mult
+        num_mixes = streams * (2 + streams)
+        self._config = config
         self._kernels = kernels
-        num_mixes = self._streams * (2 + self._streams)
-        self.fn = weights.floats(f"hc_{name}_fn", num_mixes, self._streams * config.hidden_size)
+        self.fn = weights.floats(f"hc_{name}_fn", num_mixes, streams * config.hidden_size)
         self.base = weights.floats(f"hc_{name}_base", num_mixes)
         self.scale = weights.floats(f"hc_{name}_scale", 3)
 
     def read(self, h: torch.Tensor) -> StreamMix:
         """Derive the mix from the streams `h [N, S, D]` and collapse them to the sublayer's input."""
-        flat = h.flatten(1).float()
-        pre, post, comb = self._kernels.stream_mix(
-            flat @ self.fn.T,
-            flat.square().mean(-1).add_(self._norm_eps).rsqrt_(),
+        return self._kernels.read_streams(
+            h,
+            F.linear(h.flatten(1).float(), self.fn),
             self.base,
             self.scale,
-            self._streams,
-            self._iterations,
-            self._hc_eps,
+            iterations=self._config.hc_sinkhorn_iters,
+            hc_eps=self._config.hc_eps,
+            norm_eps=self._config.rms_norm_eps,
         )
-        x = torch.bmm(pre.unsqueeze(1), flat.view(-1, self._streams, h.shape[-1])).squeeze(1)
-        return StreamMix(x.to(h.dtype), post, comb)
 
     def write(self, h: torch.Tensor, mix: StreamMix, y: torch.Tensor) -> torch.Tensor:
-        """Streams after the sublayer gave `y [N, D]`: `post[k] * y + sum over j of comb[j, k] * h[j]`."""
-        kept = torch.bmm(mix.comb.transpose(1, 2), h.float())
-        return kept.addcmul_(mix.post.unsqueeze(-1), y.float().unsqueeze(1)).to(h.dtype)
+        """Streams `[N, S, D]` after the sublayer gave `y [N, D]`."""
+        return self._kernels.write_streams(h, mix, y)
 
 
 class HyperHead:
     """Collapses the streams behind the last layer; tensors `hc_head_{fn,base,scale}`."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self._streams = config.hc_mult
-        self._hc_eps = config.hc_eps
-        self._norm_eps = config.rms_norm_eps
-        self.fn = weights.floats("hc_head_fn", self._streams, self._streams * config.hidden_size)
-        self.base = weights.floats("hc_head_base", self._streams)
+        self._config = config
+        self.fn = weights.floats("hc_head_fn", config.hc_mult, config.hc_mult * config.hidden_size)
+        self.base = weights.floats("hc_head_base", config.hc_mult)
         self.scale = weights.floats("hc_head_scale", 1)
 
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
         """`[N, S, D]` to `[N, D]`."""
-        flat = h.flatten(1).float()
-        norm = flat.square().mean(-1, keepdim=True).add_(self._norm_eps).rsqrt_()
-        pre = torch.sigmoid((flat @ self.fn.T) * norm * self.scale + self.base) + self._hc_eps
-        return (
-            torch.bmm(pre.unsqueeze(1), flat.view(-1, self._streams, h.shape[-1]))
-            .squeeze(1)
-            .to(h.dtype)
-        )
+        wide = h.float()
+        norm = wide.square().mean((1, 2)).add_(self._config.rms_norm_eps).rsqrt_().unsqueeze(-1)
+        mixes = F.linear(wide.flatten(1), self.fn) * norm
+        pre = torch.sigmoid(mixes * self.scale + self.base) + self._config.hc_eps
+        return torch.bmm(pre.unsqueeze(1), wide).squeeze(1).to(h.dtype)

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from common.kv_cache.pool import CachePool
 from common.model.compressor import Compressor
 from common.model.config import ModelConfig
+from common.model.kernels import Kernels
 from common.model.plan import AttentionGroup, CompressedKeys, StepPlan
-from common.model.rope import RopeTable, rotate
+from common.model.rope import RopeTable
 from common.model.weights import Weights
 
 
@@ -28,14 +29,22 @@ class ChosenRows:
 class Indexer:
     """The indexer of one ratio-4 layer; tensors under `attn.indexer.`."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, rope: RopeTable) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, rope: RopeTable, kernels: Kernels
+    ) -> None:
+        self._kernels = kernels
         self.topk = config.index_topk
         self._heads = config.index_n_heads
         self._dim = config.index_head_dim
         self.wq_b = weights.matrix("wq_b.weight", self._heads * self._dim, config.q_lora_rank)
         self.weights_proj = weights.matrix("weights_proj.weight", self._heads, config.hidden_size)
         self._compressor = Compressor(
-            config, weights.under("compressor"), ratio=4, width=self._dim, rope=rope
+            config,
+            weights.under("compressor"),
+            ratio=4,
+            width=self._dim,
+            rope=rope,
+            kernels=kernels,
         )
 
     def compress(self, x: torch.Tensor, plan: StepPlan, cache: CachePool, index: int) -> None:
@@ -60,9 +69,8 @@ class Indexer:
     ) -> ChosenRows:
         """The `topk` visible rows with the highest scores, lower rows first among equals."""
         batch, width = group.shape
-        q = rotate(
-            F.linear(latent, self.wq_b).view(-1, self._heads, self._dim), rotations.unsqueeze(-2)
-        )
+        q = F.linear(latent, self.wq_b).view(-1, self._heads, self._dim)
+        q = self._kernels.rotate(q, rotations)
         weights = F.linear(x, self.weights_proj).float() * (self._dim**-0.5 * self._heads**-0.5)
         if group.row_index is not None:
             q, weights = q[group.row_index], weights[group.row_index]

@@ -9,16 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from common.model.config import ModelConfig
+from common.model.kernels import Kernels
 from common.model.weights import Weights
-
-DENSE_BANK_ELEMENTS = 4_000_000
-"""A bank of at most this many weights fits the last-level cache, where computing all experts beats gathering."""
 
 
 class ExpertBank:
     """The routed experts of one layer, stacked; tensors `experts.{e}.w1|w2|w3`."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels) -> None:
         experts, width, hidden = (
             config.n_routed_experts,
             config.moe_intermediate_size,
@@ -26,6 +24,7 @@ class ExpertBank:
         )
         self._num_experts = experts
         self._limit = config.swiglu_limit
+        self._kernels = kernels
         w1, w2, w3 = [], [], []
         for e in range(experts):
             expert = weights.under(f"experts.{e}")
@@ -34,26 +33,16 @@ class ExpertBank:
             w2.append(expert.matrix("w2.weight", hidden, width).T)
         self.w13 = torch.cat((torch.stack(w1), torch.stack(w3)), dim=1)  # [E, 2 * I, D]
         self.w2 = torch.stack(w2)  # [E, I, D]
-        self._is_small = self.w13.numel() + self.w2.numel() <= DENSE_BANK_ELEMENTS
 
     def __call__(
         self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
     ) -> torch.Tensor:
         """Weighted sum of the chosen experts; `expert_ids`, `expert_weights` are `[N, k]`."""
-        num_pairs = expert_ids.numel()
-        if self._is_small and self._num_experts // 2 < num_pairs <= 16 * self._num_experts:
-            return self.dense(x, expert_ids, expert_weights)
+        if expert_ids.numel() <= self._kernels.few_pairs:
+            return self._kernels.few_experts(
+                x, expert_ids, expert_weights, self.w13, self.w2, self._limit
+            )
         return self.grouped(x, expert_ids, expert_weights)
-
-    def dense(
-        self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
-    ) -> torch.Tensor:
-        """All experts for all rows in two products, unchosen ones weighted zero."""
-        experts, double_width, hidden = self.w13.shape
-        gates = x.new_zeros(x.shape[0], experts).scatter_(1, expert_ids, expert_weights.to(x.dtype))
-        pair = F.linear(x, self.w13.view(-1, hidden)).view(-1, experts, double_width)
-        y = swiglu(pair, self._limit) * gates.unsqueeze(-1)
-        return y.flatten(1) @ self.w2.view(-1, hidden)
 
     def grouped(
         self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
@@ -104,7 +93,9 @@ class ScoreRouter:
 class MoE:
     """The feed-forward sublayer; tensors under `ffn.`. Drafter stages always route by score."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, is_hash_routed: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: Kernels, *, is_hash_routed: bool
+    ) -> None:
         hidden = config.hidden_size
         width = config.moe_intermediate_size * config.n_shared_experts
         self._limit = config.swiglu_limit
@@ -120,7 +111,7 @@ class MoE:
             )
         )
         self.shared_w2 = shared.matrix("w2.weight", hidden, width)
-        self.experts = ExpertBank(config, weights)
+        self.experts = ExpertBank(config, weights, kernels)
 
     def __call__(self, x: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """`x [N, D]` to `[N, D]`; `token_ids [N]` are the rows' input tokens."""

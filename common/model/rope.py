@@ -34,17 +34,6 @@ def compressed_rope(config: ModelConfig, device: torch.device) -> RopeTable:
     return RopeTable(frequencies, _num_positions(config), device)
 
 
-def rotate(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    """Rotate the trailing dims of `x [..., width]` by `rotations [..., rope_dim / 2]`, broadcast over heads.
-
-    Pass conjugated rotations to undo.
-    """
-    rope_dim = 2 * rotations.shape[-1]
-    pairs = torch.view_as_complex(x[..., -rope_dim:].float().reshape(*x.shape[:-1], -1, 2))
-    rotated = torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
-    return torch.cat((x[..., :-rope_dim], rotated), dim=-1)
-
-
 def _num_positions(config: ModelConfig) -> int:
     # A draft block may reach past the last usable position before it is cut.
     return config.max_position_embeddings + config.dspark_block_size + 1

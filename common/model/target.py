@@ -40,9 +40,10 @@ class Layer:
         kernels: Kernels,
     ) -> None:
         self._eps = config.rms_norm_eps
+        self._kernels = kernels
         self._attention = attention
         self._ffn = MoE(
-            config, weights.under("ffn"), is_hash_routed=layer_id < config.num_hash_layers
+            config, weights.under("ffn"), kernels, is_hash_routed=layer_id < config.num_hash_layers
         )
         self.attn_norm = weights.matrix("attn_norm.weight", config.hidden_size)
         self.ffn_norm = weights.matrix("ffn_norm.weight", config.hidden_size)
@@ -59,10 +60,10 @@ class Layer:
     ) -> torch.Tensor:
         """Streams `h [N, S, D]` to streams."""
         mix = self._hc_attn.read(h)
-        x = F.rms_norm(mix.x, self.attn_norm.shape, self.attn_norm, self._eps)
+        x = self._kernels.rms_norm(mix.x, self.attn_norm, self._eps)
         h = self._hc_attn.write(h, mix, self._attention(x, rotations, plan, cache))
         mix = self._hc_ffn.read(h)
-        x = F.rms_norm(mix.x, self.ffn_norm.shape, self.ffn_norm, self._eps)
+        x = self._kernels.rms_norm(mix.x, self.ffn_norm, self._eps)
         return self._hc_ffn.write(h, mix, self._ffn(x, token_ids))
 
 
@@ -73,6 +74,7 @@ class Target:
         self, config: ModelConfig, weights: Weights, kernels: Kernels, device: torch.device
     ) -> None:
         self.config = config
+        self._kernels = kernels
         self._ropes = {
             0: window_rope(config, device),
             4: (rope := compressed_rope(config, device)),
@@ -84,7 +86,9 @@ class Target:
                 config,
                 layer := weights.under(f"layers.{i}"),
                 i,
-                Attention(config, layer.under("attn"), i, self._ropes[config.compress_ratios[i]]),
+                Attention(
+                    config, layer.under("attn"), i, self._ropes[config.compress_ratios[i]], kernels
+                ),
                 kernels,
             )
             for i in range(config.num_hidden_layers)
@@ -108,6 +112,6 @@ class Target:
                 taps.append(h.mean(1))
         x = self._hc_head(h[logit_rows])
         logits = F.linear(
-            F.rms_norm(x, self.norm.shape, self.norm, self.config.rms_norm_eps).float(), self.head
+            self._kernels.rms_norm(x, self.norm, self.config.rms_norm_eps).float(), self.head
         )
         return TargetOutput(logits, torch.cat(taps, dim=-1) if taps else h.new_empty(h.shape[0], 0))

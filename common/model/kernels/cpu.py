@@ -1,101 +1,88 @@
-"""The kernels for CPUs, compiled by numba: one call instead of a hundred launches a sublayer."""
+"""The kernels for CPUs in float32, compiled by numba: one call instead of many launches.
+
+Every row is computed by itself and in one order, so a row's result does not depend on its neighbours.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-import numba
 import numpy as np
 import torch
 
-from common.model.kernels.interface import Mixes
+from common.model.kernels import cpu_loops as loops
+from common.model.kernels.interface import StreamMix
 
 
 class CpuKernels:
-    """Runs on float32 CPU tensors. The first call compiles, or loads what an earlier process compiled."""
+    """Takes contiguous float32 CPU tensors. The first call compiles, or loads what an earlier process compiled."""
 
-    def stream_mix(
+    # Beyond this the matrix library's reuse of weights wins over visiting each pair (measured on two cores).
+    few_pairs = 48
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        loops.rms_norm(x.numpy(), weight.numpy(), np.float32(eps), out.numpy())
+        return out
+
+    def rotate(
+        self, x: torch.Tensor, rotations: torch.Tensor, *, inverse: bool = False
+    ) -> torch.Tensor:
+        out = torch.empty_like(x)
+        loops.rotate(x.numpy(), rotations.numpy(), np.float32(-1 if inverse else 1), out.numpy())
+        return out
+
+    def read_streams(
         self,
+        h: torch.Tensor,
         mixes: torch.Tensor,
-        norm: torch.Tensor,
         base: torch.Tensor,
         scale: torch.Tensor,
-        streams: int,
+        *,
         iterations: int,
-        eps: float,
-    ) -> Mixes:
-        rows = mixes.shape[0]
-        pre = torch.empty(rows, streams)
-        post = torch.empty(rows, streams)
-        comb = torch.empty(rows, streams, streams)
-        _stream_mix(
+        hc_eps: float,
+        norm_eps: float,
+    ) -> StreamMix:
+        rows, streams, hidden = h.shape
+        mix = StreamMix(
+            torch.empty(rows, hidden),
+            torch.empty(rows, streams),
+            torch.empty(rows, streams, streams),
+        )
+        loops.read_streams(
+            h.numpy(),
             mixes.numpy(),
-            norm.numpy(),
             base.numpy(),
             scale.numpy(),
             iterations,
-            np.float32(eps),
-            pre.numpy(),
-            post.numpy(),
-            comb.numpy(),
+            np.float32(hc_eps),
+            np.float32(norm_eps),
+            mix.x.numpy(),
+            mix.post.numpy(),
+            mix.comb.numpy(),
         )
-        return pre, post, comb
+        return mix
 
+    def write_streams(self, h: torch.Tensor, mix: StreamMix, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(h)
+        loops.write_streams(h.numpy(), mix.post.numpy(), mix.comb.numpy(), y.numpy(), out.numpy())
+        return out
 
-@numba.njit(cache=True, fastmath=False)
-def _sigmoid(x: Any) -> Any:
-    return np.float32(1.0) / (np.float32(1.0) + np.float32(math.exp(-x)))
-
-
-@numba.njit(cache=True, fastmath=False)
-def _stream_mix(
-    mixes: Any,
-    norm: Any,
-    base: Any,
-    scale: Any,
-    iterations: Any,
-    eps: Any,
-    pre: Any,
-    post: Any,
-    comb: Any,
-) -> None:
-    rows, streams = pre.shape
-    for n in range(rows):
-        for s in range(streams):
-            pre[n, s] = _sigmoid(mixes[n, s] * norm[n] * scale[0] + base[s]) + eps
-            t = streams + s
-            post[n, s] = np.float32(2.0) * _sigmoid(mixes[n, t] * norm[n] * scale[1] + base[t])
-        c = comb[n]
-        for i in range(streams):
-            largest = np.float32(-np.inf)
-            for j in range(streams):
-                t = 2 * streams + i * streams + j
-                c[i, j] = mixes[n, t] * norm[n] * scale[2] + base[t]
-                largest = max(largest, c[i, j])
-            total = np.float32(0.0)
-            for j in range(streams):
-                c[i, j] = np.float32(math.exp(c[i, j] - largest))
-                total += c[i, j]
-            for j in range(streams):
-                c[i, j] = c[i, j] / total + eps
-        _normalise_columns(c, eps)
-        for _ in range(iterations - 1):
-            for i in range(streams):
-                total = np.float32(0.0)
-                for j in range(streams):
-                    total += c[i, j]
-                for j in range(streams):
-                    c[i, j] /= total + eps
-            _normalise_columns(c, eps)
-
-
-@numba.njit(cache=True, fastmath=False)
-def _normalise_columns(c: Any, eps: Any) -> None:
-    streams = c.shape[0]
-    for j in range(streams):
-        total = np.float32(0.0)
-        for i in range(streams):
-            total += c[i, j]
-        for i in range(streams):
-            c[i, j] /= total + eps
+    def few_experts(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        expert_weights: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        limit: float,
+    ) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        loops.few_experts(
+            x.numpy(),
+            expert_ids.numpy(),
+            expert_weights.numpy(),
+            w13.numpy(),
+            w2.numpy(),
+            np.float32(limit),
+            out.numpy(),
+        )
+        return out

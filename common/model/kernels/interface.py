@@ -1,37 +1,80 @@
-"""The interface of device-specific fast paths and their choice. The plain torch version is the specification."""
+"""The interface of device-specific fast paths and their choice. The plain torch version is the specification.
+
+Letters: N rows, S streams, D hidden size, H heads, E experts, k experts per token, I expert width.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-Mixes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+class StreamMix(NamedTuple):
+    """How one sublayer reads and writes the residual streams."""
+
+    x: torch.Tensor
+    """Input of the sublayer, `[N, D]`."""
+    post: torch.Tensor
+    """Weight of its output in each stream, `[N, S]` float32."""
+    comb: torch.Tensor
+    """What each stream (first index) gives to each stream (second index), `[N, S, S]` float32."""
 
 
 class Kernels(Protocol):
-    """Functions whose plain version spends most of its time in launching tiny operations."""
+    """Functions that spend their time in launching tiny operations, or in touching weights that a row does not need."""
 
-    def stream_mix(
+    few_pairs: int
+    """Row-expert pairs up to which `few_experts` is the better choice; 0 for never."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """`x / sqrt(mean(x ** 2) + eps) * weight` over the last dim of `x [N, W]`."""
+        ...
+
+    def rotate(
+        self, x: torch.Tensor, rotations: torch.Tensor, *, inverse: bool = False
+    ) -> torch.Tensor:
+        """Rotate interleaved pairs of the trailing dims of `x [N, H, W]` by `rotations [N, rope_dim / 2]` complex."""
+        ...
+
+    def read_streams(
         self,
+        h: torch.Tensor,
         mixes: torch.Tensor,
-        norm: torch.Tensor,
         base: torch.Tensor,
         scale: torch.Tensor,
-        streams: int,
+        *,
         iterations: int,
-        eps: float,
-    ) -> Mixes:
-        """Turn raw mixes `[N, S * (2 + S)]` and their norm factor `[N]` into (pre `[N, S]`, post `[N, S]`, comb `[N, S, S]`).
+        hc_eps: float,
+        norm_eps: float,
+    ) -> StreamMix:
+        """Turn streams `h [N, S, D]` and their raw mixes `[N, S * (2 + S)]` into a sublayer's mix.
 
-        All float32; comb is made doubly stochastic by `iterations` Sinkhorn steps.
+        Raw mixes are divided by the root mean square of all of a row's streams; comb is made doubly stochastic by
+        `iterations` Sinkhorn steps.
         """
         ...
 
+    def write_streams(self, h: torch.Tensor, mix: StreamMix, y: torch.Tensor) -> torch.Tensor:
+        """`out[k] = post[k] * y + sum over j of comb[j, k] * h[j]` for `y [N, D]`."""
+        ...
 
-def select_kernels(device: torch.device) -> Kernels:
-    """The fastest version that runs on the device."""
-    if device.type == "cpu":
+    def few_experts(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        expert_weights: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        limit: float,
+    ) -> torch.Tensor:
+        """Weighted sum of `[N, k]` chosen experts for few rows `x [N, D]`; `w13 [E, 2 * I, D]`, `w2 [E, I, D]`."""
+        ...
+
+
+def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The fastest version that runs on the device in the model's dtype."""
+    if device.type == "cpu" and dtype == torch.float32:
         from common.model.kernels.cpu import CpuKernels
 
         return CpuKernels()
