@@ -63,6 +63,8 @@ class Runner:
         self, step: Sequence[ScheduledRequest], clock: PhaseClock
     ) -> list[RequestOutput | None]:
         """One output per scheduled request; None for those that only computed a chunk."""
+        if not step:
+            return []
         with clock.phase("forward"):
             plan, logit_rows = self._plan(step)
             token_ids = [token for scheduled in step for token in _row_tokens(scheduled)]

@@ -146,7 +146,9 @@ class Drafter:
         )
         ids[:, 0] = anchor_ids
         ids = ids.flatten()
-        rotations = self._rope.at((anchor_positions.unsqueeze(1) + offsets).flatten())
+        positions = (anchor_positions.unsqueeze(1) + offsets).flatten()
+        # Drafts past the context are cut before they are verified, so any rotation will do for them.
+        rotations = self._rope.at(positions.clamp_(max=self.config.max_position_embeddings - 1))
         context_index, mask = self._context(anchor_positions, valid_from, slots, cache, num_drafts)
         buffer = cache.buffers["drafter"]
         h = self._embed[ids].unsqueeze(1).repeat(1, self.config.hc_mult, 1)

@@ -24,19 +24,14 @@ class RopeTable:
 def window_rope(config: ModelConfig, device: torch.device) -> RopeTable:
     """Rotations of ratio-0 layers and of the drafter."""
     frequencies = _frequencies(config.rope_theta, config.qk_rope_head_dim)
-    return RopeTable(frequencies, _num_positions(config), device)
+    return RopeTable(frequencies, config.max_position_embeddings, device)
 
 
 def compressed_rope(config: ModelConfig, device: torch.device) -> RopeTable:
     """Rotations of layers with a compressor, YaRN applied; attention is not rescaled (no mscale)."""
     frequencies = _frequencies(config.compress_rope_theta, config.qk_rope_head_dim)
     frequencies = _yarn(frequencies, config.compress_rope_theta, config.rope_scaling)
-    return RopeTable(frequencies, _num_positions(config), device)
-
-
-def _num_positions(config: ModelConfig) -> int:
-    # A draft block may reach past the last usable position before it is cut.
-    return config.max_position_embeddings + config.dspark_block_size + 1
+    return RopeTable(frequencies, config.max_position_embeddings, device)
 
 
 def _frequencies(theta: float, rope_dim: int) -> torch.Tensor:

@@ -1,0 +1,170 @@
+"""Router, prefill and decode as real gRPC servers of this process. Knows how they start and stop, and how full they are."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from common.engine.build import EngineSettings
+from dspark.v1 import decode_service_pb2, prefill_service_pb2, worker_pb2
+from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
+from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
+from services.decode.app import serve as serve_decode
+from services.decode.config import DecodeConfig
+from services.prefill.app import serve as serve_prefill
+from services.prefill.config import HandoffConfig, PrefillConfig
+from services.router import RouterConfig
+from services.router import serve as serve_router
+
+Result = TypeVar("Result")
+Service = Callable[..., Coroutine[Any, Any, None]]
+
+START_S = 60.0
+STOP_S = 30.0
+CALL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemOptions:
+    """What tests vary."""
+
+    checkpoint_dir: Path
+    computes_prompts: bool = False
+    """One decode worker does everything; there is no prefill worker."""
+    sends_drafter_state: bool = True
+    prefill_dtype: str = "float32"
+    num_slots: int = 16
+    num_pages: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What nobody holds on the workers."""
+
+    pages: tuple[int, ...]
+    slots: tuple[int, ...]
+    num_busy: int
+    """Requests that wait or run, and leases."""
+
+
+class EventLoop:
+    """A thread with an event loop for servers: gRPC's asyncio side wants one loop in a process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="servers", daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call(self, function: Callable[[], object]) -> None:
+        self._loop.call_soon_threadsafe(function)
+
+    def close(self) -> None:
+        self.call(self._loop.stop)
+        self._thread.join(STOP_S)
+        self._loop.close()
+
+
+class System:
+    """A router with its workers, from the `with` block's start to its end."""
+
+    def __init__(self, loop: EventLoop, options: SystemOptions) -> None:
+        self._loop = loop
+        self._options = options
+        self.address = ""
+        self.prefill_address = ""
+        self.decode_address = ""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[System]:
+        with contextlib.ExitStack() as services:
+            self._start_workers(services)
+            self.address = services.enter_context(self._serving(serve_router, self._router()))
+            self._channels = [
+                services.enter_context(grpc.insecure_channel(address))
+                for address in (self.prefill_address, self.decode_address)
+                if address
+            ]
+            self.at_rest = self.room()
+            yield self
+
+    def room(self) -> Room:
+        """What is free now, by the workers' own account."""
+        infos = [self._info(channel) for channel in self._channels]
+        return Room(
+            pages=tuple(info.num_free_pages for info in infos),
+            slots=tuple(info.num_free_slots for info in infos),
+            num_busy=sum(
+                info.running_requests + info.queued_requests + info.num_leases for info in infos
+            ),
+        )
+
+    def wait_at_rest(self, within_s: float = CALL_S) -> None:
+        """Return once as much is free as in the beginning. The workers are asked until then; each answer takes a while."""
+        deadline = time.monotonic() + within_s
+        while (room := self.room()) != self.at_rest:
+            assert time.monotonic() < deadline, f"not freed: {room}, at rest {self.at_rest}"
+
+    def _start_workers(self, services: contextlib.ExitStack) -> None:
+        options = self._options
+        engine = EngineSettings(
+            checkpoint_dir=options.checkpoint_dir,
+            num_slots=options.num_slots,
+            num_pages=options.num_pages,
+        )
+        decode = DecodeConfig(
+            port=0, model="dspark-tiny", engine=engine, computes_prompts=options.computes_prompts
+        )
+        self.decode_address = services.enter_context(self._serving(serve_decode, decode))
+        if not options.computes_prompts:
+            prefill = PrefillConfig(
+                port=0,
+                model="dspark-tiny",
+                engine=replace(engine, dtype=options.prefill_dtype),
+                handoff=HandoffConfig(sends_drafter_state=options.sends_drafter_state),
+            )
+            self.prefill_address = services.enter_context(self._serving(serve_prefill, prefill))
+
+    def _router(self) -> RouterConfig:
+        return RouterConfig(
+            port=0,
+            model="dspark-tiny",
+            checkpoint_dir=self._options.checkpoint_dir,
+            decode_addresses=(self.decode_address,),
+            prefill_addresses=(self.prefill_address,) if self.prefill_address else (),
+        )
+
+    @contextlib.contextmanager
+    def _serving(self, serve: Service, config: object) -> Iterator[str]:
+        """One service, from its readiness to the end of its drain."""
+        stop = asyncio.Event()
+        ready: concurrent.futures.Future[str] = concurrent.futures.Future()
+        ended = self._loop.submit(serve(config, ready=ready.set_result, stop=stop))
+        try:
+            concurrent.futures.wait(
+                (ready, ended), timeout=START_S, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            if ended.done():
+                ended.result()
+            yield ready.result(timeout=0)
+        finally:
+            self._loop.call(stop.set)
+            ended.result(timeout=STOP_S)
+
+    def _info(self, channel: grpc.Channel) -> worker_pb2.WorkerInfo:
+        if self.prefill_address and channel is self._channels[0]:
+            request = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
+            return PrefillServiceStub(channel).GetWorkerInfo(request, timeout=CALL_S).info
+        question = decode_service_pb2.DecodeServiceGetWorkerInfoRequest()
+        return DecodeServiceStub(channel).GetWorkerInfo(question, timeout=CALL_S).info
