@@ -1,0 +1,78 @@
+"""What a worker says of itself. Knows the message; figures are handed in as numbers."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from dspark.v1 import worker_pb2
+
+DISTRIBUTION = "dspark-serving"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIdentity:
+    """What does not change while a worker process lives."""
+
+    role: str
+    model: str
+    model_fingerprint: str
+    max_context_length: int
+    vocab_size: int
+    draft_length: int
+    num_pages: int
+    num_slots: int
+    transfer_engines: tuple[str, ...]
+    """Best first."""
+    computes_prompts: bool = False
+    generation: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Changes when the process restarts."""
+    started_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """How full a worker is now."""
+
+    num_free_pages: int
+    num_free_slots: int
+    queued_requests: int
+    running_requests: int
+    num_leases: int = 0
+    draining: bool = False
+    details: dict[str, str] = field(default_factory=dict)
+    """Figures by name, for people."""
+
+
+def worker_info_to_pb(identity: WorkerIdentity, load: WorkerLoad) -> worker_pb2.WorkerInfo:
+    return worker_pb2.WorkerInfo(
+        version=_version(),
+        role=identity.role,
+        generation=identity.generation,
+        model_fingerprint=identity.model_fingerprint,
+        model=identity.model,
+        max_context_length=identity.max_context_length,
+        vocab_size=identity.vocab_size,
+        draft_length=identity.draft_length,
+        num_pages=identity.num_pages,
+        num_free_pages=load.num_free_pages,
+        num_slots=identity.num_slots,
+        num_free_slots=load.num_free_slots,
+        queued_requests=load.queued_requests,
+        running_requests=load.running_requests,
+        num_leases=load.num_leases,
+        draining=load.draining,
+        computes_prompts=identity.computes_prompts,
+        uptime_s=time.monotonic() - identity.started_at,
+        details=load.details,
+        transfer_engines=identity.transfer_engines,
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "0+source"  # run from a clone that was not installed

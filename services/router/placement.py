@@ -1,0 +1,211 @@
+"""From a context to two workers that run it. Knows reservations and legs; never decides what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc.aio
+
+from common.errors import (
+    CapacityExhausted,
+    DeadlinePassed,
+    Draining,
+    NoReadyWorkers,
+    ServingError,
+    WorkerLost,
+)
+from common.rpc import convert
+from common.rpc.status import error_of_call
+from common.types import RequestContext
+from dspark.v1 import decode_service_pb2, prefill_service_pb2
+from services.router.admission import AdmissionQueue
+from services.router.attempt import Attempt
+from services.router.config import RouterConfig
+from services.router.contexts import LiveRequest
+from services.router.decode_link import abort_command
+from services.router.events import Event, Failed
+from services.router.prefill_leg import run_prefill
+from services.router.worker import OnLost
+from services.router.workers import (
+    DecodeWorker,
+    PrefillWorker,
+    WorkerDirectory,
+    no_ready_workers,
+)
+
+Reservation = decode_service_pb2.ReserveResponse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a context will run."""
+
+    decode: DecodeWorker
+    reservation: Reservation
+    prefill: PrefillWorker | None
+    """None when decode computes the prompt."""
+
+
+class Placer:
+    """Finds places for contexts and starts them there."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        workers: WorkerDirectory,
+        queue: AdmissionQueue,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._workers = workers
+        self._queue = queue
+        self._clock = clock
+
+    @contextlib.asynccontextmanager
+    async def placed(self, live: LiveRequest, deadline: float) -> AsyncIterator[Attempt]:
+        """The request's context, running on workers until the block ends; both legs are ended with it.
+
+        A request that was placed before waits no turn. Raises QueueFull, CapacityExhausted, NoReadyWorkers or
+        DeadlinePassed when there is no place in time.
+        """
+        if live.num_replacements == 0:
+            async with self._queue.turn(deadline):
+                place = await self._find_place(live)
+        else:
+            place = await self._find_place(live)
+        async with self._started(live.context, place, deadline) as attempt:
+            yield attempt
+
+    async def _find_place(self, live: LiveRequest) -> Place:
+        """Try all decode workers, and again whenever there may be room, until the queue's timeout."""
+        refusal: ServingError = CapacityExhausted("no worker had room in time")
+        try:
+            async with asyncio.timeout(self._config.queue.queue_timeout_s):
+                while True:
+                    try:
+                        return await self._try_place(live)
+                    except (CapacityExhausted, Draining) as error:
+                        refusal = error
+                    except (NoReadyWorkers, WorkerLost) as error:
+                        # Nobody waits long for a system that is not there; a request that was running does,
+                        # because its worker may be coming back.
+                        if live.num_replacements == 0 and not self._workers.is_ready:
+                            raise
+                        refusal = error
+                    await self._queue.room()
+        except TimeoutError:
+            refusal.retry_after_s = self._queue.retry_after_s()
+            raise refusal from None
+
+    async def _try_place(self, live: LiveRequest) -> Place:
+        """One round over all decode workers. Raises the last refusal."""
+        avoid = live.failures.workers
+        refusal: ServingError = no_ready_workers("decode")
+        ready_prefill = self._workers.ranked_prefill(avoid)
+        for decode in self._workers.ranked_decode(avoid):
+            if not ready_prefill and not decode.computes_prompts:
+                refusal = no_ready_workers("prefill")
+                continue
+            try:
+                reservation = await self._reserve(decode, live.context)
+            except (CapacityExhausted, Draining, WorkerLost) as error:
+                refusal = error
+                continue
+            if reservation.computes_prompt:
+                return Place(decode=decode, reservation=reservation, prefill=None)
+            if ready_prefill:
+                return Place(decode=decode, reservation=reservation, prefill=ready_prefill[0])
+            _give_back(decode, live.context, reservation)
+            refusal = no_ready_workers("prefill")
+        raise refusal
+
+    async def _reserve(self, decode: DecodeWorker, context: RequestContext) -> Reservation:
+        """Room on one worker. A reservation that comes after the request was cancelled is given back."""
+        request = decode_service_pb2.ReserveRequest(
+            request_id=context.request_id,
+            epoch=context.epoch,
+            num_tokens=context.length,
+            max_length=context.max_length,
+            model_fingerprint=self._workers.model().fingerprint,
+        )
+        timeout_s = self._config.workers.reserve_timeout_s
+        reserving = asyncio.ensure_future(_reserved(decode, request, timeout_s))
+        try:
+            return await asyncio.shield(reserving)
+        except asyncio.CancelledError:
+            reserving.add_done_callback(lambda done: _give_back_if_reserved(decode, context, done))
+            raise
+
+    @contextlib.asynccontextmanager
+    async def _started(
+        self, context: RequestContext, place: Place, deadline: float
+    ) -> AsyncIterator[Attempt]:
+        """Admit on decode, so that it listens; then prefill, unless decode does that itself."""
+        decode, prefill, reservation = place.decode, place.prefill, place.reservation
+        inbox: asyncio.Queue[Event] = asyncio.Queue()
+        context_pb = convert.context_to_pb(context)
+        admit = decode_service_pb2.Admit(
+            request_id=context.request_id,
+            epoch=context.epoch,
+            reservation_id=reservation.reservation_id,
+            capability=reservation.capability,
+            context=context_pb,
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            num_left = context.max_length - context.length
+            stack.enter_context(decode.carrying(num_left, on_lost=_reporter(inbox, decode)))
+            session = decode.link.admit(admit, inbox)
+            stack.callback(session.close)
+            if prefill is not None:
+                request = prefill_service_pb2.PrefillRequest(
+                    context=context_pb, ticket=_ticket(decode, reservation)
+                )
+                left_s = max(0.0, deadline - self._clock())
+                leg = asyncio.create_task(run_prefill(prefill, request, inbox, left_s))
+                stack.push_async_callback(_cancelled, leg)
+            yield Attempt(inbox, session, decode=decode, prefill=prefill)
+
+
+async def _reserved(
+    decode: DecodeWorker, request: decode_service_pb2.ReserveRequest, timeout_s: float
+) -> Reservation:
+    try:
+        return await decode.stub.Reserve(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        known = error_of_call(error, peer=decode.address)
+        raise WorkerLost(known.message) if isinstance(known, DeadlinePassed) else known from None
+
+
+def _give_back_if_reserved(
+    decode: DecodeWorker, context: RequestContext, reserving: asyncio.Future[Reservation]
+) -> None:
+    if not reserving.cancelled() and reserving.exception() is None:
+        _give_back(decode, context, reserving.result())
+
+
+def _give_back(decode: DecodeWorker, context: RequestContext, reservation: Reservation) -> None:
+    decode.link.send(abort_command(context.request_id, context.epoch, reservation.reservation_id))
+
+
+def _ticket(decode: DecodeWorker, reservation: Reservation) -> prefill_service_pb2.DecodeTicket:
+    return prefill_service_pb2.DecodeTicket(
+        decode_address=decode.address,
+        reservation_id=reservation.reservation_id,
+        capability=reservation.capability,
+    )
+
+
+def _reporter(inbox: asyncio.Queue[Event], worker: DecodeWorker) -> OnLost:
+    """Puts the loss of a worker among its request's events."""
+    return lambda error: inbox.put_nowait(
+        Failed(error=error, worker=worker.address, role=worker.role)
+    )
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Cancel a leg and wait until its call is gone."""
+    task.cancel()
+    await asyncio.wait((task,))

@@ -1,0 +1,72 @@
+"""One call to a prefill worker. Knows its messages and its failures; decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+
+from common.errors import DeadlinePassed, ServingError, TransferFailed, WorkerLost
+from common.rpc import convert
+from common.rpc.status import error_of_call
+from dspark.v1 import prefill_service_pb2 as pb
+from services.router.events import Event, Failed, FirstToken, HandedOff
+from services.router.workers import PrefillWorker
+
+
+async def run_prefill(
+    worker: PrefillWorker, request: pb.PrefillRequest, inbox: asyncio.Queue[Event], timeout_s: float
+) -> None:
+    """Report a prefill to `inbox` until its state is handed over or it failed; cancelling this cancels the prefill."""
+
+    def report(error: ServingError) -> None:
+        inbox.put_nowait(Failed(error=error, worker=worker.address, role=worker.role))
+
+    with worker.carrying(_num_tokens(request), on_lost=report):
+        call = worker.stub.Prefill(request, timeout=timeout_s)
+        error = await _follow(call, worker.address, inbox)
+        if error is not None:
+            report(error)
+
+
+async def _follow(
+    call: grpc.aio.UnaryStreamCall[pb.PrefillRequest, pb.PrefillResponse],
+    address: str,
+    inbox: asyncio.Queue[Event],
+) -> ServingError | None:
+    is_handed_off = False
+    try:
+        async for response in call:
+            event = _event_from_pb(response)
+            if event is not None:
+                is_handed_off |= isinstance(event, HandedOff)
+                inbox.put_nowait(event)
+    except grpc.aio.AioRpcError as error:
+        known = error_of_call(error, peer=address)
+        # Our own deadline ends the request by itself; one that a worker set is the worker's failure.
+        return WorkerLost(known.message) if isinstance(known, DeadlinePassed) else known
+    finally:
+        call.cancel()
+    if not is_handed_off:
+        return TransferFailed(f"prefill worker {address} ended without a hand-off")
+    return None
+
+
+def _event_from_pb(response: pb.PrefillResponse) -> FirstToken | HandedOff | None:
+    match response.WhichOneof("event"):
+        case "first_token":
+            first = response.first_token
+            has_logprob = first.HasField("logprob")
+            return FirstToken(
+                token_id=first.token_id,
+                logprob=convert.logprob_from_pb(first.logprob) if has_logprob else None,
+            )
+        case "handoff_done":
+            done = response.handoff_done
+            return HandedOff(lease_id=done.lease_id, transfer_engine=done.transfer_engine)
+        case _:
+            return None
+
+
+def _num_tokens(request: pb.PrefillRequest) -> int:
+    return len(request.context.prompt_token_ids) + len(request.context.committed_token_ids)

@@ -1,0 +1,42 @@
+"""Whether a request whose worker failed is placed again. Knows errors and counts; never sees a worker."""
+
+from __future__ import annotations
+
+from common.errors import CapacityExhausted, ErrorKind, RequestNotFound, ServingError
+
+_WORKER_FAULTS = frozenset(
+    {ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.ABORTED, ErrorKind.CANCELLED}
+)
+
+
+class Failures:
+    """What went wrong with the placements of one request."""
+
+    def __init__(self) -> None:
+        self.workers: frozenset[str] = frozenset()
+        """Addresses where the request failed."""
+        self._num_faults = 0
+        self._overloaded_since: float | None = None
+
+    def note(
+        self, error: ServingError, worker: str, *, now: float, max_attempts: int, patience_s: float
+    ) -> None:
+        """Count a failed placement; returning means that the request may be placed again.
+
+        A fault counts against `max_attempts`. Overload is no fault: it is waited out, `patience_s` from its first
+        sight. Raises `error` when it is the client's own or when this was enough.
+        """
+        self.workers |= {worker}
+        if isinstance(error, CapacityExhausted):
+            self._overloaded_since = (
+                now if self._overloaded_since is None else self._overloaded_since
+            )
+            if now - self._overloaded_since > patience_s:
+                raise error
+            return
+        # A reservation that its worker does not know: it ended, or the worker was restarted.
+        if error.kind not in _WORKER_FAULTS and not isinstance(error, RequestNotFound):
+            raise error
+        self._num_faults += 1
+        if self._num_faults >= max_attempts:
+            raise error

@@ -1,0 +1,266 @@
+"""All workers of a router: their channels, and a question to each of them every half second.
+
+Knows addresses and states; never sees a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from common.errors import NoReadyWorkers
+from common.rpc.channel import open_channel
+from common.rpc.status import error_of_call
+from dspark.v1 import decode_service_pb2, prefill_service_pb2, worker_pb2
+from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
+from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
+from services.router.config import RouterConfig
+from services.router.decode_link import DecodeLink
+from services.router.policy import WorkerLoad, WorkerState, rank
+from services.router.validation import ServedModel
+from services.router.worker import Worker
+
+if TYPE_CHECKING:
+    # Generated stubs are typed apart from how they run.
+    from dspark.v1.decode_service_pb2_grpc import DecodeServiceAsyncStub
+    from dspark.v1.prefill_service_pb2_grpc import PrefillServiceAsyncStub
+
+logger = logging.getLogger(__name__)
+
+POSITIONS_PER_PAGE = 128
+"""As the wire contract has it, on every worker."""
+
+
+class PrefillWorker(Worker):
+    """A worker that computes prompts."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        super().__init__(address, "prefill")
+        self.stub: PrefillServiceAsyncStub = PrefillServiceStub(channel)
+
+    async def ask(self, timeout_s: float) -> worker_pb2.WorkerInfo:
+        request = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
+        return (await self.stub.GetWorkerInfo(request, timeout=timeout_s)).info
+
+
+class DecodeWorker(Worker):
+    """A worker that generates tokens, with the stream to it."""
+
+    def __init__(
+        self, address: str, channel: grpc.aio.Channel, *, on_change: Callable[[], None]
+    ) -> None:
+        super().__init__(address, "decode")
+        self.stub: DecodeServiceAsyncStub = DecodeServiceStub(channel)
+        self.link = DecodeLink(address, self.stub, on_closed=self._link_closed, on_room=on_change)
+        self.link_closed = asyncio.Event()
+        self._on_change = on_change
+
+    async def ask(self, timeout_s: float) -> worker_pb2.WorkerInfo:
+        request = decode_service_pb2.DecodeServiceGetWorkerInfoRequest()
+        return (await self.stub.GetWorkerInfo(request, timeout=timeout_s)).info
+
+    @property
+    def computes_prompts(self) -> bool:
+        return self.info is not None and self.info.computes_prompts
+
+    def load(self) -> WorkerLoad:
+        """A worker without a stream to it cannot be used, whatever it says of itself."""
+        load = super().load()
+        return load if self.link.is_open else replace(load, state=WorkerState.UNREACHABLE)
+
+    def _link_closed(self, why: str) -> None:
+        self.missed(why)
+        self.link_closed.set()
+        self._on_change()
+
+
+class WorkerDirectory:
+    """The configured workers. `watch` must run for states to be true; `on_change` hears of every change."""
+
+    def __init__(self, config: RouterConfig, *, on_change: Callable[[], None]) -> None:
+        self._config = config.workers
+        self._on_change = on_change
+        self._model: ServedModel | None = None
+        self._channels = {
+            address: open_channel(address, max_message_bytes=config.max_message_bytes)
+            for address in (*config.prefill_addresses, *config.decode_addresses)
+        }
+        self.prefill = [PrefillWorker(a, self._channels[a]) for a in config.prefill_addresses]
+        self.decode = [
+            DecodeWorker(a, self._channels[a], on_change=on_change) for a in config.decode_addresses
+        ]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a new request could be placed now."""
+        try:
+            self.check_ready()
+        except NoReadyWorkers:
+            return False
+        return True
+
+    def check_ready(self) -> None:
+        """Raises NoReadyWorkers, which names the role, when a new request cannot be placed."""
+        ready = [worker for worker in self.decode if worker.load().state is WorkerState.READY]
+        if not ready:
+            raise no_ready_workers("decode")
+        if not any(worker.computes_prompts for worker in ready) and not self.ranked_prefill():
+            raise no_ready_workers("prefill")
+
+    def model(self) -> ServedModel:
+        """The served model; its context is the smallest that a worker which serves it can hold.
+
+        Raises NoReadyWorkers as long as no decode worker was heard of.
+        """
+        if self._model is None:
+            raise no_ready_workers("decode")
+        infos = (worker.info for worker in (*self.prefill, *self.decode))
+        limits = [
+            _context_limit(info)
+            for info in infos
+            if info is not None and info.model_fingerprint == self._model.fingerprint
+        ]
+        return replace(self._model, max_context_length=min(limits))
+
+    def ranked_prefill(self, avoid: frozenset[str] = frozenset()) -> list[PrefillWorker]:
+        """Prefill workers that can be used, the one to try first in front."""
+        by_address = {worker.address: worker for worker in self.prefill}
+        return [by_address[address] for address in self._rank(self.prefill, avoid)]
+
+    def ranked_decode(self, avoid: frozenset[str] = frozenset()) -> list[DecodeWorker]:
+        """Decode workers that can be used, the one to try first in front."""
+        by_address = {worker.address: worker for worker in self.decode}
+        return [by_address[address] for address in self._rank(self.decode, avoid)]
+
+    async def watch(self) -> None:
+        """Keep all states true until cancelled, then close streams and channels."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for prefill in self.prefill:
+                    group.create_task(self._watch_prefill(prefill))
+                for decode in self.decode:
+                    group.create_task(self._watch_decode(decode))
+        finally:
+            for decode in self.decode:
+                await decode.link.close()
+            for channel in self._channels.values():
+                await channel.close()
+
+    def _rank(
+        self, workers: list[PrefillWorker] | list[DecodeWorker], avoid: frozenset[str]
+    ) -> list[str]:
+        if self._model is None:
+            return []
+        return rank(
+            (worker.load() for worker in workers),
+            model_fingerprint=self._model.fingerprint,
+            avoid=avoid,
+        )
+
+    async def _watch_prefill(self, worker: PrefillWorker) -> None:
+        while True:
+            await self._poll(worker, worker.ask)
+            await asyncio.sleep(self._config.poll_period_s)
+
+    async def _watch_decode(self, worker: DecodeWorker) -> None:
+        while True:
+            worker.link_closed.clear()
+            await self._poll(worker, worker.ask)
+            if worker.state is WorkerState.UNREACHABLE:
+                worker.link.drop()
+            else:
+                was_open = worker.link.is_open
+                worker.link.ensure_open()
+                if not was_open and worker.link.is_open:
+                    self._on_change()
+            await _sleep_unless(worker.link_closed, self._config.poll_period_s)
+
+    async def _poll(
+        self, worker: Worker, ask: Callable[[float], Awaitable[worker_pb2.WorkerInfo]]
+    ) -> None:
+        try:
+            info = await self._answer(ask)
+        except grpc.aio.AioRpcError as error:
+            has_changed = worker.missed(error_of_call(error, peer=worker.address).message)
+        else:
+            has_changed = worker.heard(info)
+            if has_changed:
+                self._learn_model(worker)
+        if has_changed:
+            self._on_change()
+
+    async def _answer(
+        self, ask: Callable[[float], Awaitable[worker_pb2.WorkerInfo]]
+    ) -> worker_pb2.WorkerInfo:
+        """Asked twice for half the timeout each: one hiccup, the worker's or our own, is no stall."""
+        half_s = self._config.poll_timeout_s / 2
+        try:
+            return await ask(half_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+        return await ask(half_s)
+
+    def _learn_model(self, worker: Worker) -> None:
+        """The first decode worker says what is served; once every decode worker that agreed was replaced, the next one."""
+        fingerprint = _fingerprint(worker)
+        if self._model is not None and fingerprint == self._model.fingerprint:
+            return
+        is_served = self._model is not None and any(
+            _fingerprint(decode) == self._model.fingerprint for decode in self.decode
+        )
+        if worker.info is not None and worker.role == "decode" and not is_served:
+            self._model = _served_model(worker.info)
+            logger.info("serving model %s, as %s says", fingerprint, worker.address)
+            self._warn_of_strangers(fingerprint, *self.prefill, *self.decode)
+        elif self._model is not None:
+            self._warn_of_strangers(self._model.fingerprint, worker)
+
+    def _warn_of_strangers(self, fingerprint: str, *workers: Worker) -> None:
+        for worker in workers:
+            if worker.info is not None and _fingerprint(worker) != fingerprint:
+                logger.warning(
+                    "%s worker %s is not used: its model is %s",
+                    worker.role,
+                    worker.address,
+                    _fingerprint(worker),
+                )
+
+
+def _context_limit(info: worker_pb2.WorkerInfo) -> int:
+    """A request that needs more pages than a worker has would wait for ever."""
+    if info.num_pages == 0:
+        return info.max_context_length
+    return min(info.max_context_length, info.num_pages * POSITIONS_PER_PAGE)
+
+
+def _fingerprint(worker: Worker) -> str:
+    return worker.info.model_fingerprint if worker.info is not None else ""
+
+
+def no_ready_workers(role: str) -> NoReadyWorkers:
+    return NoReadyWorkers(f"no {role} worker is ready", retry_after_s=1.0, metadata={"role": role})
+
+
+def _served_model(info: worker_pb2.WorkerInfo) -> ServedModel:
+    return ServedModel(
+        fingerprint=info.model_fingerprint,
+        max_context_length=info.max_context_length,
+        vocab_size=info.vocab_size,
+        draft_length=info.draft_length,
+    )
+
+
+async def _sleep_unless(event: asyncio.Event, period_s: float) -> None:
+    """Wait for `event`, but no longer than `period_s`."""
+    try:
+        async with asyncio.timeout(period_s):
+            await event.wait()
+    except TimeoutError:
+        return
