@@ -1,0 +1,201 @@
+"""Messages of cache.proto and handoff_service.proto to the nouns of a hand-off and back. Decides nothing."""
+
+from __future__ import annotations
+
+from common.errors import InvalidRequest
+from common.kv_cache.layout import CacheLayout, Region, Retention
+from common.rpc import convert
+from common.transfer.handoff import (
+    CacheContract,
+    HandoffKey,
+    HandoffOffer,
+    HandoffResult,
+    HandoffTerms,
+)
+from common.transfer.manifest import ManifestEntry
+from common.transfer.plan import Placement, RegionMemory
+from common.types import RequestId
+from dspark.v1 import cache_pb2, handoff_service_pb2
+
+_RETENTION_TO_PB = {
+    Retention.PAGED: cache_pb2.RETENTION_PAGED,
+    Retention.RING: cache_pb2.RETENTION_RING,
+}
+_RETENTION_FROM_PB = {value: key for key, value in _RETENTION_TO_PB.items()}
+
+
+def key_to_pb(key: HandoffKey) -> handoff_service_pb2.HandoffKey:
+    return handoff_service_pb2.HandoffKey(
+        request_id=key.request_id,
+        epoch=key.epoch,
+        reservation_id=key.reservation_id,
+        prefill_generation=key.prefill_generation,
+    )
+
+
+def key_from_pb(message: handoff_service_pb2.HandoffKey) -> HandoffKey:
+    return HandoffKey(
+        request_id=RequestId(message.request_id),
+        epoch=message.epoch,
+        reservation_id=message.reservation_id,
+        prefill_generation=message.prefill_generation,
+    )
+
+
+def contract_to_pb(contract: CacheContract) -> cache_pb2.CacheContract:
+    return cache_pb2.CacheContract(
+        model_fingerprint=contract.model_fingerprint,
+        regions=[_region_to_pb(region) for region in contract.layout.regions],
+    )
+
+
+def contract_from_pb(message: cache_pb2.CacheContract) -> CacheContract:
+    """Raises InvalidRequest on a retention that this version does not know."""
+    regions = tuple(_region_from_pb(region) for region in message.regions)
+    return CacheContract(
+        model_fingerprint=message.model_fingerprint, layout=CacheLayout(regions=regions)
+    )
+
+
+def offer_from_pb(message: handoff_service_pb2.NegotiateRequest) -> HandoffOffer:
+    return HandoffOffer(
+        contract=contract_from_pb(message.contract),
+        num_tokens=message.num_tokens,
+        transfer_engines=tuple(message.transfer_engines),
+        draft_length=message.draft_length,
+    )
+
+
+def offer_to_pb(
+    offer: HandoffOffer, key: HandoffKey, capability: bytes
+) -> handoff_service_pb2.NegotiateRequest:
+    return handoff_service_pb2.NegotiateRequest(
+        key=key_to_pb(key),
+        capability=capability,
+        contract=contract_to_pb(offer.contract),
+        num_tokens=offer.num_tokens,
+        transfer_engines=offer.transfer_engines,
+        draft_length=offer.draft_length,
+    )
+
+
+def terms_to_pb(terms: HandoffTerms) -> handoff_service_pb2.NegotiateResponse:
+    return handoff_service_pb2.NegotiateResponse(
+        transfer_engine=terms.transfer_engine,
+        memory=[_memory_to_pb(memory) for memory in terms.destination.memory],
+        page_ids=terms.destination.page_ids,
+        slot=terms.destination.slot,
+        engine_descriptor=terms.engine_descriptor,
+    )
+
+
+def terms_from_pb(message: handoff_service_pb2.NegotiateResponse) -> HandoffTerms:
+    return HandoffTerms(
+        transfer_engine=message.transfer_engine,
+        destination=Placement(
+            memory=tuple(_memory_from_pb(memory) for memory in message.memory),
+            page_ids=tuple(message.page_ids),
+            slot=message.slot,
+        ),
+        engine_descriptor=message.engine_descriptor,
+    )
+
+
+def result_to_pb(
+    result: HandoffResult, key: HandoffKey, capability: bytes
+) -> handoff_service_pb2.CompleteRequest:
+    logprob = result.first_logprob
+    return handoff_service_pb2.CompleteRequest(
+        key=key_to_pb(key),
+        capability=capability,
+        manifest=[
+            cache_pb2.ManifestEntry(
+                region=entry.region,
+                first_row=entry.first_row,
+                num_rows=entry.num_rows,
+                num_bytes=entry.num_bytes,
+            )
+            for entry in result.manifest
+        ],
+        digest=result.digest,
+        first_token_id=result.first_token_id,
+        first_logprob=convert.logprob_to_pb(logprob) if logprob else None,
+        proposal=convert.proposal_to_pb(result.proposal),
+        has_drafter_state=result.has_drafter_state,
+    )
+
+
+def result_from_pb(message: handoff_service_pb2.CompleteRequest) -> HandoffResult:
+    return HandoffResult(
+        manifest=tuple(
+            ManifestEntry(
+                region=entry.region,
+                first_row=entry.first_row,
+                num_rows=entry.num_rows,
+                num_bytes=entry.num_bytes,
+            )
+            for entry in message.manifest
+        ),
+        digest=message.digest,
+        first_token_id=message.first_token_id,
+        first_logprob=(
+            convert.logprob_from_pb(message.first_logprob)
+            if message.HasField("first_logprob")
+            else None
+        ),
+        proposal=convert.proposal_from_pb(message.proposal),
+        has_drafter_state=message.has_drafter_state,
+    )
+
+
+def _region_to_pb(region: Region) -> cache_pb2.CacheRegion:
+    return cache_pb2.CacheRegion(
+        name=region.name,
+        layer_ids=region.layer_ids,
+        ratio=region.ratio,
+        row_width=region.row_width,
+        dtype=region.dtype,
+        retention=_RETENTION_TO_PB[region.retention],
+        window_rows=region.window_rows,
+        tail_group=region.tail_group,
+    )
+
+
+def _region_from_pb(message: cache_pb2.CacheRegion) -> Region:
+    retention = _RETENTION_FROM_PB.get(message.retention)
+    if retention is None:
+        raise InvalidRequest(
+            f"cache region {message.name}: retention {message.retention} is not known here"
+        )
+    return Region(
+        name=message.name,
+        layer_ids=tuple(message.layer_ids),
+        ratio=message.ratio,
+        row_width=message.row_width,
+        dtype=message.dtype,
+        retention=retention,
+        window_rows=message.window_rows,
+        tail_group=message.tail_group,
+    )
+
+
+def _memory_to_pb(memory: RegionMemory) -> cache_pb2.RegionMemory:
+    return cache_pb2.RegionMemory(
+        name=memory.name,
+        total_bytes=memory.total_bytes,
+        layer_stride_bytes=memory.layer_stride_bytes,
+        block_stride_bytes=memory.block_stride_bytes,
+        rows_per_block=memory.rows_per_block,
+        row_bytes=memory.row_bytes,
+    )
+
+
+def _memory_from_pb(message: cache_pb2.RegionMemory) -> RegionMemory:
+    return RegionMemory(
+        name=message.name,
+        total_bytes=message.total_bytes,
+        layer_stride_bytes=message.layer_stride_bytes,
+        block_stride_bytes=message.block_stride_bytes,
+        rows_per_block=message.rows_per_block,
+        row_bytes=message.row_bytes,
+    )

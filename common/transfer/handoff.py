@@ -1,0 +1,75 @@
+"""The nouns of a hand-off: its key, its contract, what it negotiates and what ends it. Knows no message and no memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ContractMismatch
+from common.kv_cache.layout import CacheLayout
+from common.transfer.manifest import ManifestEntry
+from common.transfer.plan import Placement
+from common.types import Proposal, RequestId, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffKey:
+    """Names one hand-off; a repeated message is recognised by it."""
+
+    request_id: RequestId
+    epoch: int
+    reservation_id: str
+    prefill_generation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheContract:
+    """What two processes must agree on before rows move between them."""
+
+    model_fingerprint: str
+    layout: CacheLayout
+
+    def require_equal(self, other: CacheContract, *, ours: str, theirs: str) -> None:
+        """Raise ContractMismatch that names the first field that differs and both values."""
+        if self.model_fingerprint != other.model_fingerprint:
+            raise ContractMismatch(
+                f"model fingerprint is {self.model_fingerprint} at {ours} but {other.model_fingerprint} at {theirs}",
+                metadata={"field": "model_fingerprint"},
+            )
+        self.layout.require_equal(other.layout, ours=ours, theirs=theirs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffOffer:
+    """A sender's opening."""
+
+    contract: CacheContract
+    num_tokens: int
+    """Positions that will be handed over."""
+    transfer_engines: tuple[str, ...]
+    """What the sender can use, best first."""
+    draft_length: int
+    """0 when the sender has no drafter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffTerms:
+    """A receiver's answer: where to write and with which engine."""
+
+    transfer_engine: str
+    destination: Placement
+    engine_descriptor: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffResult:
+    """What ends a hand-off: an account of the rows, and the state that is not rows."""
+
+    manifest: tuple[ManifestEntry, ...]
+    digest: bytes
+    first_token_id: int
+    """At position `num_tokens`."""
+    first_logprob: TokenLogprob | None
+    proposal: Proposal
+    """To be verified coupled."""
+    has_drafter_state: bool
+    """False when the drafter's rows did not travel; the receiver then rebuilds them."""

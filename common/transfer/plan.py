@@ -1,0 +1,200 @@
+"""Which bytes go where when rows move between two processes. Knows rows and offsets; never touches memory.
+
+Rows are addressed by position on both sides. Where a position lies is each side's own affair: a page or a ring slot of
+whatever size, so page counts, ring sizes and draft lengths may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from common.errors import ContractMismatch
+from common.kv_cache.layout import CacheLayout, Region, Retention
+
+DRAFTER_REGION = "drafter"
+
+Rows = tuple[range, ...]
+"""Rows of every region, in layout order; an empty range where a region has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionMemory:
+    """How one side stores a region: `[layers, blocks, rows, width]`, a block being a page or a request's ring."""
+
+    name: str
+    total_bytes: int
+    layer_stride_bytes: int
+    block_stride_bytes: int
+    rows_per_block: int
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one request's rows are on one side."""
+
+    memory: tuple[RegionMemory, ...]
+    """In layout order."""
+    page_ids: tuple[int, ...]
+    """In position order."""
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteRange:
+    """Bytes of one region to copy from the sender's buffer to the receiver's."""
+
+    region: int
+    """Index in the layout."""
+    source_offset: int
+    destination_offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Consecutive rows that are also consecutive in memory."""
+
+    num_rows: int
+    offset: int
+    """Bytes from the start of a layer."""
+
+
+def live_rows(layout: CacheLayout, num_tokens: int, *, has_drafter_state: bool) -> Rows:
+    """All rows that continue a request whose first `num_tokens` positions are computed."""
+    return tuple(
+        region.live_rows(num_tokens)
+        if has_drafter_state or region.name != DRAFTER_REGION
+        else range(0)
+        for region in layout.regions
+    )
+
+
+def closed_rows(layout: CacheLayout, num_tokens: int) -> Rows:
+    """Rows of whole pages among the first `num_tokens` positions, which may travel early."""
+    return tuple(region.closed_rows(num_tokens) for region in layout.regions)
+
+
+def rows_after(rows: Rows, sent: Rows) -> Rows:
+    """What is left of `rows` when the leading rows `sent` are gone already."""
+    return tuple(
+        range(max(every.start, gone.stop), every.stop)
+        for every, gone in zip(rows, sent, strict=True)
+    )
+
+
+def plan_writes(
+    layout: CacheLayout, source: Placement, destination: Placement, rows: Rows
+) -> list[ByteRange]:
+    """The copies that move `rows` of every layer; neighbours on both sides are one range."""
+    ranges: list[ByteRange] = []
+    for index, region in enumerate(layout.regions):
+        ours, theirs = source.memory[index], destination.memory[index]
+        steps = list(
+            _in_step(
+                segments(region, source, index, rows[index]),
+                segments(region, destination, index, rows[index]),
+                ours.row_bytes,
+            )
+        )
+        for layer in range(len(region.layer_ids)):
+            for source_offset, destination_offset, length in steps:
+                _append(
+                    ranges,
+                    ByteRange(
+                        region=index,
+                        source_offset=layer * ours.layer_stride_bytes + source_offset,
+                        destination_offset=layer * theirs.layer_stride_bytes + destination_offset,
+                        length=length,
+                    ),
+                )
+    return ranges
+
+
+def segments(region: Region, placement: Placement, index: int, rows: range) -> Iterator[Segment]:
+    """The pieces of memory that hold `rows` of one layer, in row order; `index` is the region's in the layout."""
+    memory = placement.memory[index]
+    size = memory.rows_per_block
+    first = rows.start
+    while first < rows.stop:
+        block = (
+            placement.page_ids[first // size]
+            if region.retention is Retention.PAGED
+            else placement.slot
+        )
+        num_rows = min(size - first % size, rows.stop - first)
+        yield Segment(
+            num_rows=num_rows,
+            offset=block * memory.block_stride_bytes + first % size * memory.row_bytes,
+        )
+        first += num_rows
+
+
+def require_addressable(
+    layout: CacheLayout, ours: Sequence[RegionMemory], theirs: Sequence[RegionMemory], *, peer: str
+) -> None:
+    """Raise ContractMismatch, naming the field and both values, unless our rows can be written to a peer's memory."""
+    names, peer_names = [m.name for m in ours], [m.name for m in theirs]
+    if names != peer_names:
+        raise ContractMismatch(
+            f"described regions differ: {names} here, {peer_names} at {peer}",
+            metadata={"field": "name"},
+        )
+    for region, mine, other in zip(layout.regions, ours, theirs, strict=True):
+        if mine.row_bytes != other.row_bytes:
+            raise _mismatch(region, "row_bytes", f"{mine.row_bytes} here", other.row_bytes, peer)
+        rows = other.rows_per_block
+        if region.retention is Retention.PAGED and rows != region.rows_per_page:
+            raise _mismatch(
+                region, "rows_per_block", f"{region.rows_per_page} in the contract", rows, peer
+            )
+        if region.retention is Retention.RING and rows < region.window_rows:
+            raise _mismatch(
+                region, "rows_per_block", f"at least {region.window_rows} here", rows, peer
+            )
+
+
+def _mismatch(region: Region, field: str, ours: str, theirs: int, peer: str) -> ContractMismatch:
+    return ContractMismatch(
+        f"cache region {region.name}: {field} is {ours} but {theirs} at {peer}",
+        metadata={"region": region.name, "field": field},
+    )
+
+
+def _in_step(
+    source: Iterator[Segment], destination: Iterator[Segment], row_bytes: int
+) -> Iterator[tuple[int, int, int]]:
+    """Walk both sides' segments of the same rows together: (source offset, destination offset, length)."""
+    ours, theirs = next(source, None), next(destination, None)
+    while ours is not None and theirs is not None:
+        num_rows = min(ours.num_rows, theirs.num_rows)
+        yield ours.offset, theirs.offset, num_rows * row_bytes
+        ours = _advance(ours, num_rows, row_bytes) or next(source, None)
+        theirs = _advance(theirs, num_rows, row_bytes) or next(destination, None)
+
+
+def _advance(segment: Segment, num_rows: int, row_bytes: int) -> Segment | None:
+    if num_rows == segment.num_rows:
+        return None
+    return Segment(
+        num_rows=segment.num_rows - num_rows, offset=segment.offset + num_rows * row_bytes
+    )
+
+
+def _append(ranges: list[ByteRange], new: ByteRange) -> None:
+    last = ranges[-1] if ranges else None
+    if (
+        last is not None
+        and last.region == new.region
+        and last.source_offset + last.length == new.source_offset
+        and last.destination_offset + last.length == new.destination_offset
+    ):
+        ranges[-1] = ByteRange(
+            region=last.region,
+            source_offset=last.source_offset,
+            destination_offset=last.destination_offset,
+            length=last.length + new.length,
+        )
+    else:
+        ranges.append(new)

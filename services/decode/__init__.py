@@ -1,0 +1,1 @@
+"""The decode worker: takes state over from prefill workers and generates tokens for routers."""

@@ -1,0 +1,383 @@
+"""The decode worker's requests from reservation to release. Knows states and rounds; no messages and no tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from common.engine.memory import Memory
+from common.engine.request import Draft, Request, Role, StepReport
+from common.engine.thread import EngineThread, Steps
+from common.errors import (
+    ContextLengthExceeded,
+    ContractMismatch,
+    Draining,
+    DuplicateRequest,
+    InvalidRequest,
+    RequestAborted,
+    ServingError,
+    TransferFailed,
+    WorkerLost,
+)
+from common.rpc.worker_info import WorkerIdentity
+from common.transfer.engine import TransferEngine
+from common.transfer.handoff import CacheContract, HandoffResult
+from common.transfer.memory import PoolMemory
+from common.types import Proposal, RequestContext, RequestId
+from services.decode.commits import CommitOrder, Outbox, UncommittedRounds
+from services.decode.events import Admitted, Event, Failed, Finished, Verified
+from services.decode.intake import Intake
+from services.decode.loop import run_decode_loop
+from services.decode.reservations import Reservation, Reservations, ReservationState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Admission:
+    """A router's wish to run a reservation."""
+
+    context: RequestContext
+    outbox: Outbox
+    rounds: UncommittedRounds
+
+
+class DecodeWorker:
+    """Everything that routers and prefill workers ask of a decode worker. Lives on the event loop."""
+
+    def __init__(
+        self,
+        engine: Steps,
+        *,
+        identity: WorkerIdentity,
+        memory: PoolMemory,
+        transfer_engines: Sequence[TransferEngine],
+        reservation_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.identity = identity
+        self.room = Memory(num_pages=identity.num_pages, num_slots=identity.num_slots)
+        self.reservations = Reservations(self.room, lifetime_s=reservation_s, clock=clock)
+        self.intake = Intake(
+            reservations=self.reservations,
+            memory=memory,
+            contract=CacheContract(
+                model_fingerprint=identity.model_fingerprint, layout=memory.layout
+            ),
+            engines=transfer_engines,
+            on_ready=self._on_ready,
+            on_failed=self.end,
+        )
+        self.engine = EngineThread(
+            engine, run_decode_loop, on_report=self._on_step, on_crash=self._on_crash
+        )
+        self.is_draining = False
+        self._admissions: dict[str, Admission] = {}
+        self._running: dict[RequestId, Reservation] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def reserve(
+        self,
+        request_id: RequestId,
+        epoch: int,
+        *,
+        num_tokens: int,
+        max_length: int,
+        model_fingerprint: str,
+    ) -> Reservation:
+        """Set room aside before any prefill work; an older epoch of the request is ended first.
+
+        Raises Draining, ContractMismatch, ContextLengthExceeded, CapacityExhausted and what `Reservations.reserve` does.
+        """
+        identity = self.identity
+        if self.is_draining:
+            raise Draining("this decode worker is draining")
+        if self.engine.has_crashed:
+            raise WorkerLost("the engine of this decode worker has failed")
+        if model_fingerprint and model_fingerprint != identity.model_fingerprint:
+            raise ContractMismatch(
+                f"model_fingerprint is {identity.model_fingerprint} at decode but {model_fingerprint} at the router",
+                metadata={"field": "model_fingerprint"},
+            )
+        if max_length > identity.max_context_length:
+            raise ContextLengthExceeded(
+                f"the request may reach {max_length} tokens; this worker takes {identity.max_context_length}",
+                metadata={"limit": str(identity.max_context_length)},
+            )
+        older = self.reservations.find(request_id)
+        if older is not None and older.epoch < epoch:
+            self.end(older, RequestAborted(f"request {request_id!r} was placed again"))
+            await older.released.wait()
+        return self.reservations.reserve(
+            request_id, epoch, num_tokens=num_tokens, max_length=max_length
+        )
+
+    def admit(
+        self, outbox: Outbox, context: RequestContext, reservation_id: str, capability: bytes
+    ) -> None:
+        """Run a request as soon as its state is there. What is wrong is told to the outbox as Failed."""
+        try:
+            reservation = self.reservations.authorize(
+                context.request_id, context.epoch, reservation_id, capability
+            )
+            known = self._admissions.get(reservation_id)
+            if known is not None:
+                _require_same_stream(known, outbox)
+                return
+        except ServingError as error:
+            outbox.put(Failed(request_id=context.request_id, epoch=context.epoch, error=error))
+            return
+        computes_prompt = (
+            reservation.state is ReservationState.RESERVED and self.identity.computes_prompts
+        )
+        base = context.length + (0 if computes_prompt else 1)
+        self._admissions[reservation_id] = Admission(
+            context=context, outbox=outbox, rounds=UncommittedRounds(base)
+        )
+        self.reservations.touch(reservation)
+        try:
+            _require_agreement(context, reservation)
+            if computes_prompt:
+                self._run(reservation, context, self._prompt_request(context, reservation), "")
+            elif reservation.state is ReservationState.READY:
+                self._run_handed_over(reservation)
+        except ServingError as error:
+            self.end(reservation, error)
+
+    def commit(self, outbox: Outbox, request_id: RequestId, epoch: int, order: CommitOrder) -> None:
+        """The router accepts tokens, or ends the request at a length. Unknown requests and epochs are ignored."""
+        reservation = self._of_stream(outbox, request_id, epoch)
+        if reservation is None:
+            return
+        admission = self._admissions[reservation.reservation_id]
+        if reservation.state is not ReservationState.RUNNING:
+            if order.finish:
+                self.end(reservation, None)
+            return
+        try:
+            is_news = admission.rounds.accept(order)
+        except InvalidRequest as error:
+            self.end(reservation, error)
+            return
+        if order.finish:
+            self.end(reservation, None)
+        elif is_news:
+            self.engine.commit(request_id, order.round)
+
+    def abort(self, outbox: Outbox, request_id: RequestId, epoch: int, reservation_id: str) -> None:
+        """End a request whatever its state. Unknown ones are ignored."""
+        reservation = self.reservations.by_id(reservation_id) or self.reservations.find(request_id)
+        if (
+            reservation is None
+            or reservation.has_ended
+            or (reservation.request_id, reservation.epoch) != (request_id, epoch)
+        ):
+            return
+        is_heard = reservation.reservation_id in self._admissions
+        self.end(reservation, None)
+        if not is_heard:
+            # It was never admitted, so its memory is free already and nobody else is told.
+            outbox.put(Finished(request_id=request_id, epoch=epoch))
+
+    def stream_ended(self, outbox: Outbox) -> None:
+        """A router has gone; its requests go with it."""
+        outbox.close()
+        for reservation_id, admission in list(self._admissions.items()):
+            reservation = self.reservations.by_id(reservation_id)
+            if admission.outbox is outbox and reservation is not None:
+                self.end(reservation, RequestAborted("the router's stream ended"))
+
+    def _on_ready(self, reservation: Reservation) -> None:
+        """A hand-off is complete."""
+        if reservation.reservation_id in self._admissions:
+            try:
+                self._run_handed_over(reservation)
+            except ServingError as error:
+                self.end(reservation, error)
+
+    def _on_step(self, report: StepReport) -> None:
+        """The engine made a step: offer every round to its router."""
+        for result in report.rounds:
+            reservation = self._running.get(result.request.request_id)
+            if reservation is None or reservation.epoch != result.request.epoch:
+                continue  # it was ended while the step ran
+            if reservation.has_ended:
+                continue
+            admission = self._admissions[reservation.reservation_id]
+            admission.rounds.offer(result)
+            admission.outbox.put(
+                Verified(request_id=reservation.request_id, epoch=reservation.epoch, result=result)
+            )
+
+    def _on_crash(self, error: Exception) -> None:
+        """The engine is gone and every request with it."""
+        for reservation in list(self._running.values()):
+            self.end(reservation, WorkerLost("the engine of the decode worker failed"))
+
+    def expire(self) -> None:
+        """End reservations that no router has asked to run. Called every second or so.
+
+        Once admitted, a request is its router's, whose deadline and whose stream's end bound it.
+        """
+        for reservation in self.reservations.expired():
+            if reservation.reservation_id in self._admissions:
+                continue
+            logger.warning(
+                "reservation %s of request %s expired while %s",
+                reservation.reservation_id,
+                reservation.request_id,
+                reservation.state.value,
+            )
+            self.end(reservation, TransferFailed("the reservation expired: no router admitted it"))
+
+    def end(self, reservation: Reservation, error: ServingError | None) -> None:
+        """End a request in any state, once: stop it, free its memory, then tell its router. None is an end as told."""
+        if reservation.has_ended:
+            return
+        is_running = reservation.state is ReservationState.RUNNING
+        reservation.move(ReservationState.ABORTING)
+        self.intake.forget(reservation)
+        if is_running:
+            # The engine may be in the middle of a step that writes these pages.
+            ending = asyncio.create_task(self._release_running(reservation, error))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+        else:
+            self._release(reservation, error)
+
+    async def close(self) -> None:
+        """Take nothing new, end what is left and stop the engine."""
+        self.is_draining = True
+        for reservation in self.reservations.all():
+            self.end(reservation, WorkerLost("the decode worker stops"))
+        if self._endings:
+            await asyncio.wait(tuple(self._endings))
+        await self.engine.stop()
+
+    async def _release_running(self, reservation: Reservation, error: ServingError | None) -> None:
+        await self.engine.remove(reservation.request_id)
+        del self._running[reservation.request_id]
+        self._release(reservation, error)
+
+    def _release(self, reservation: Reservation, error: ServingError | None) -> None:
+        self.reservations.release(reservation)
+        admission = self._admissions.pop(reservation.reservation_id, None)
+        if admission is not None:
+            admission.outbox.put(_last_event(reservation, error))
+            _log_end(reservation, admission, error)
+
+    def _of_stream(self, outbox: Outbox, request_id: RequestId, epoch: int) -> Reservation | None:
+        reservation = self.reservations.find(request_id)
+        if reservation is None or reservation.epoch != epoch or reservation.has_ended:
+            return None
+        admission = self._admissions.get(reservation.reservation_id)
+        return reservation if admission is not None and admission.outbox is outbox else None
+
+    def _run_handed_over(self, reservation: Reservation) -> None:
+        result = self.intake.result_of(reservation)
+        context = self._admissions[reservation.reservation_id].context
+        request = self._adopted_request(context, reservation, result)
+        fallback = ""
+        if not result.has_drafter_state and self.identity.draft_length:
+            fallback = "the prefill worker sent no drafter state"
+        self._run(reservation, context, request, fallback, result)
+
+    def _run(
+        self,
+        reservation: Reservation,
+        context: RequestContext,
+        request: Request,
+        drafter_fallback: str,
+        result: HandoffResult | None = None,
+    ) -> None:
+        self.engine.add(request)
+        reservation.move(ReservationState.RUNNING)
+        self._running[context.request_id] = reservation
+        self._admissions[reservation.reservation_id].outbox.put(
+            Admitted(
+                request_id=context.request_id,
+                epoch=context.epoch,
+                first_token_id=result.first_token_id if result else None,
+                first_logprob=result.first_logprob if result else None,
+                drafter_fallback=drafter_fallback,
+            )
+        )
+
+    def _prompt_request(self, context: RequestContext, reservation: Reservation) -> Request:
+        return Request(
+            request_id=context.request_id,
+            epoch=context.epoch,
+            role=Role.GENERATE,
+            tokens=context.tokens,
+            max_length=context.max_length,
+            sampling=context.sampling,
+            slot=reservation.memory.slot,
+            block_table=reservation.memory.take_all(),
+        )
+
+    def _adopted_request(
+        self, context: RequestContext, reservation: Reservation, result: HandoffResult
+    ) -> Request:
+        num_tokens = reservation.num_tokens
+        draft = None
+        # The sender may draft more than we verify: our rings hold our own draft length.
+        proposal = _cut(result.proposal, self.identity.draft_length)
+        if result.has_drafter_state and proposal.token_ids:
+            draft = Draft(proposal=proposal)
+        return Request(
+            request_id=context.request_id,
+            epoch=context.epoch,
+            role=Role.GENERATE,
+            tokens=[*context.tokens, result.first_token_id],
+            num_computed=num_tokens,
+            max_length=context.max_length,
+            sampling=context.sampling,
+            slot=reservation.memory.slot,
+            block_table=reservation.memory.block_table,
+            draft=draft,
+            drafter_valid_from=0 if result.has_drafter_state else num_tokens,
+        )
+
+
+def _require_same_stream(known: Admission, outbox: Outbox) -> None:
+    if known.outbox is not outbox:
+        raise DuplicateRequest(
+            f"request {known.context.request_id!r} was admitted by another stream"
+        )
+
+
+def _require_agreement(context: RequestContext, reservation: Reservation) -> None:
+    if context.length != reservation.num_tokens:
+        raise InvalidRequest(
+            f"the context has {context.length} tokens; {reservation.num_tokens} were reserved for"
+        )
+    if context.max_length > reservation.max_length:
+        raise InvalidRequest(
+            f"the context may reach {context.max_length} tokens; {reservation.max_length} were reserved for"
+        )
+
+
+def _cut(proposal: Proposal, num_tokens: int) -> Proposal:
+    return Proposal(
+        token_ids=proposal.token_ids[:num_tokens], confidences=proposal.confidences[:num_tokens]
+    )
+
+
+def _last_event(reservation: Reservation, error: ServingError | None) -> Event:
+    if error is None:
+        return Finished(request_id=reservation.request_id, epoch=reservation.epoch)
+    return Failed(request_id=reservation.request_id, epoch=reservation.epoch, error=error)
+
+
+def _log_end(reservation: Reservation, admission: Admission, error: ServingError | None) -> None:
+    logger.info(
+        "request %s epoch %d ended after %d rounds at %d tokens: %s",
+        reservation.request_id,
+        reservation.epoch,
+        admission.rounds.last_round,
+        admission.rounds.committed_length,
+        "finished" if error is None else f"{error.reason}: {error.message}",
+    )

@@ -1,0 +1,1 @@
+"""The prefill worker: computes prompts and hands their state to decode workers."""

@@ -1,0 +1,36 @@
+"""Connections to decode workers. Knows addresses; not what is said over them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from common.rpc.channel import open_channel
+from dspark.v1.handoff_service_pb2_grpc import HandoffServiceStub
+
+if TYPE_CHECKING:
+    # The generated module has the typed stub for type checkers only.
+    from dspark.v1.handoff_service_pb2_grpc import HandoffServiceAsyncStub
+
+
+class Peers:
+    """One channel per decode worker, opened when it is first heard of and kept: control and bytes share it."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(address)
+            channel.get_state(try_to_connect=True)
+        return channel
+
+    def handoff_stub(self, address: str) -> HandoffServiceAsyncStub:
+        return HandoffServiceStub(self.channel(address))
+
+    async def close(self) -> None:
+        channels, self._channels = list(self._channels.values()), {}
+        await asyncio.gather(*(channel.close() for channel in channels))

@@ -1,0 +1,31 @@
+"""Where checkpoints are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.checkpoint.folder import checkpoint_folder
+from common.errors import CheckpointError
+
+
+def test_the_default_checkpoint_is_found_by_name_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (checkpoint_folder("dspark-tiny") / "tokenizer.json").is_file()
+
+
+def test_a_checkpoint_is_found_by_path(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "model-1.safetensors"):
+        (tmp_path / name).touch()
+    assert checkpoint_folder(str(tmp_path)) == tmp_path
+
+
+def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(CheckpointError, match=r"lacks tokenizer.json, \*.safetensors"):
+        checkpoint_folder(str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"no checkpoint 'dspark-huge'.*dspark-tiny"):
+        checkpoint_folder("dspark-huge")

@@ -1,0 +1,42 @@
+"""Settings become the services' configurations, and the defaults are the same on both sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.engine.build import EngineSettings
+from services.cli.configs import decode_config, prefill_config, router_config
+from services.cli.settings import AllSettings, DecodeSection, EngineSection, RouterSection
+from services.decode.config import DecodeConfig
+from services.prefill.config import PrefillConfig
+from services.router.config import RouterConfig
+
+
+def test_default_settings_are_the_services_own_defaults(shipped_checkpoint: Path) -> None:
+    settings = AllSettings()
+    engine = EngineSettings(checkpoint_dir=shipped_checkpoint)
+    assert prefill_config(settings) == PrefillConfig(model="dspark-tiny", engine=engine)
+    assert decode_config(settings) == DecodeConfig(model="dspark-tiny", engine=engine)
+    assert router_config(settings) == RouterConfig(
+        checkpoint_dir=shipped_checkpoint,
+        model="dspark-tiny",
+        prefill_addresses=("127.0.0.1:50052",),
+        decode_addresses=("127.0.0.1:50053",),
+        drain_timeout_s=settings.shutdown_s,
+    )
+
+
+def test_what_is_set_arrives() -> None:
+    settings = AllSettings(
+        shutdown_s=7.0,
+        engine=EngineSection(dtype="bfloat16", draft_length=3, speculate=False),
+        decode=DecodeSection(num_slots=5, num_pages=9, max_step_rows=64, computes_prompts=True),
+        router=RouterSection(max_queued=2, queue_timeout_s=1.5),
+    )
+    decode = decode_config(settings)
+    assert (decode.computes_prompts, decode.drain_s) == (True, 7.0)
+    assert (decode.engine.num_slots, decode.engine.num_pages) == (5, 9)
+    assert (decode.engine.dtype, decode.engine.draft_length) == ("bfloat16", 3)
+    assert not decode.engine.speculate
+    queue = router_config(settings).queue
+    assert (queue.max_queued, queue.queue_timeout_s) == (2, 1.5)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common.engine.memory import Memory
+from common.errors import CapacityExhausted, QueueFull
+from services.prefill.leases import Leases
+from services.prefill.room import Room
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def room(clock: Clock) -> Room:
+    memory = Memory(num_pages=6, num_slots=3)
+    return Room(memory, Leases(lease_s=10.0, clock=clock), max_queued=2)
+
+
+def free(room: Room) -> tuple[int, int]:
+    room.memory.check_integrity()
+    return room.memory.pages.num_free, room.memory.slots.num_free
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_room_is_given_at_once_while_there_is_some(room: Room) -> None:
+    memory = await room.acquire(300)
+    assert len(memory.block_table) == 3
+    assert free(room) == (3, 2)
+    room.release(memory)
+    assert free(room) == (6, 3)
+
+
+async def test_requests_get_room_in_the_order_of_their_arrival(room: Room) -> None:
+    first = await room.acquire(600)
+    large = asyncio.create_task(room.acquire(700))
+    await settle()
+    small = asyncio.create_task(room.acquire(100))
+    await settle()
+    # One page is free, and the small one would fit; it does not overtake.
+    assert not small.done() and room.num_queued == 2
+    room.release(first)
+    room.release(await large)
+    room.release(await small)
+    assert free(room) == (6, 3)
+
+
+async def test_a_queue_has_an_end(room: Room) -> None:
+    memory = await room.acquire(700)
+    waiting = [asyncio.create_task(room.acquire(100)) for _ in range(2)]
+    await settle()
+    with pytest.raises(QueueFull, match="2 requests wait for room already"):
+        await room.acquire(100)
+    room.release(memory)
+    for turn in waiting:
+        room.release(await turn)
+    assert free(room) == (6, 3)
+
+
+async def test_what_can_never_fit_is_refused_at_once(room: Room) -> None:
+    with pytest.raises(CapacityExhausted, match="needs 7 pages; this worker has 6"):
+        await room.acquire(800)
+
+
+async def test_who_gives_up_waiting_lets_the_next_one_through(room: Room) -> None:
+    memory = await room.acquire(600)
+    large = asyncio.create_task(room.acquire(700))
+    await settle()
+    small = asyncio.create_task(room.acquire(100))
+    await settle()
+    large.cancel()
+    await settle()
+    assert small.done()
+    room.release(small.result())
+    room.release(memory)
+    assert free(room) == (6, 3)
+
+
+async def test_who_gives_up_in_the_moment_of_its_turn_gives_the_room_back(room: Room) -> None:
+    memory = await room.acquire(700)
+    waiting = asyncio.create_task(room.acquire(100))
+    await settle()
+    room.release(memory)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert free(room) == (6, 3)
+
+
+async def test_leases_give_way_to_requests_oldest_first(room: Room, clock: Clock) -> None:
+    leases = []
+    for _ in range(3):
+        leases.append(room.leases.grant(await room.acquire(200)))
+        clock.now += 1.0
+    assert free(room) == (0, 0)
+    memory = await room.acquire(300)
+    assert [room.leases.renew(lease.lease_id) for lease in leases] == [False, False, True]
+    room.release(memory)
+    assert room.leases.release(leases[2].lease_id)
+    assert free(room) == (6, 3)
+
+
+async def test_a_lease_ends_once_by_release_or_by_time_unless_it_is_renewed(
+    room: Room, clock: Clock
+) -> None:
+    released, renewed, overdue = [room.leases.grant(await room.acquire(100)) for _ in range(3)]
+    assert len(room.leases) == 3
+    assert room.leases.release(released.lease_id)
+    assert not room.leases.release(released.lease_id)
+    clock.now = 9.0
+    assert room.leases.renew(renewed.lease_id)
+    clock.now = 10.0
+    assert room.leases.expire() == 1
+    assert not room.leases.renew(overdue.lease_id)
+    clock.now = 19.0
+    assert room.leases.expire() == 1
+    assert room.leases.num_expired == 2
+    assert free(room) == (6, 3)
+    assert not room.leases.release_oldest()

@@ -1,0 +1,191 @@
+"""Which bytes move: checked by moving them and looking at every row."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from common.errors import ContractMismatch
+from common.transfer.digest import digest_rows
+from common.transfer.memory import PoolMemory
+from common.transfer.plan import (
+    ByteRange,
+    Placement,
+    closed_rows,
+    live_rows,
+    plan_writes,
+    require_addressable,
+    rows_after,
+)
+from tests.support.small_cache import (
+    expected_rows,
+    read_rows,
+    row_offset,
+    small_layout,
+    small_pool,
+    write_rows,
+)
+
+LENGTHS = (1, 3, 4, 5, 7, 8, 127, 128, 129, 131, 255, 256, 257, 300, 513)
+DRAFT_LENGTHS = (1, 5, 7, 15)
+
+
+def memory_with(draft_length: int, *, num_pages: int = 12, dtype: str = "float32") -> PoolMemory:
+    layout = small_layout(dtype=dtype)
+    return PoolMemory(small_pool(layout, num_pages=num_pages, draft_length=draft_length))
+
+
+def copy(source: PoolMemory, destination: PoolMemory, ranges: list[ByteRange]) -> None:
+    for r in ranges:
+        piece = source.read(r.region, r.source_offset, r.length)
+        destination.write(r.region, r.destination_offset, memoryview(bytes(piece)))
+
+
+@pytest.mark.parametrize("num_tokens", LENGTHS)
+@pytest.mark.parametrize("drafts", [(1, 15), (5, 7), (7, 5), (15, 1)])
+def test_every_live_row_arrives_whatever_the_rings_and_pages_of_both_sides(
+    num_tokens: int, drafts: tuple[int, int]
+) -> None:
+    source, destination = memory_with(drafts[0]), memory_with(drafts[1], num_pages=9)
+    ours = source.placement(page_ids=(3, 4, 5, 9, 1), slot=2)
+    theirs = destination.placement(page_ids=(7, 6, 2, 3, 4), slot=1)
+    rows = live_rows(source.layout, num_tokens, has_drafter_state=True)
+    write_rows(source, ours, rows, salt=num_tokens)
+
+    copy(source, destination, plan_writes(source.layout, ours, theirs, rows))
+
+    assert read_rows(destination, theirs, rows) == expected_rows(source, rows, salt=num_tokens)
+
+
+@pytest.mark.parametrize("num_tokens", LENGTHS)
+def test_pages_that_close_early_and_the_rest_later_are_everything_and_nothing_twice(
+    num_tokens: int,
+) -> None:
+    source, destination = memory_with(5), memory_with(7)
+    ours = source.placement(page_ids=(0, 1, 2, 3, 4), slot=0)
+    theirs = destination.placement(page_ids=(4, 3, 2, 1, 0), slot=3)
+    rows = live_rows(source.layout, num_tokens, has_drafter_state=True)
+    write_rows(source, ours, rows, salt=5)
+
+    ranges: list[ByteRange] = []
+    sent = tuple(range(0) for _ in rows)
+    for num_computed in (100, 200, 256, num_tokens):
+        closed = closed_rows(source.layout, min(num_computed, num_tokens))
+        ranges += plan_writes(source.layout, ours, theirs, rows_after(closed, sent))
+        sent = closed
+    ranges += plan_writes(source.layout, ours, theirs, rows_after(rows, sent))
+    copy(source, destination, ranges)
+
+    assert read_rows(destination, theirs, rows) == expected_rows(source, rows, salt=5)
+    once = plan_writes(source.layout, ours, theirs, rows)
+    assert sum(r.length for r in ranges) == sum(r.length for r in once)
+
+
+def test_nothing_is_written_outside_the_requests_own_blocks() -> None:
+    source, destination = memory_with(1), memory_with(15)
+    ours = source.placement(page_ids=(0, 1, 2), slot=0)
+    theirs = destination.placement(page_ids=(5, 7, 1), slot=2)
+    rows = live_rows(source.layout, 300, has_drafter_state=True)
+    write_rows(source, ours, rows, salt=1)
+    copy(source, destination, plan_writes(source.layout, ours, theirs, rows))
+
+    for index in range(len(source.layout.regions)):
+        described = destination.regions[index]
+        tensor = destination.pool.buffers[described.name].tensor
+        used = [5, 7, 1] if described.name in ("csa", "index", "hca") else [2]
+        others = [block for block in range(tensor.shape[1]) if block not in used]
+        assert not tensor[:, others].any(), described.name
+
+
+def test_contiguous_pages_on_both_sides_are_one_range_per_layer() -> None:
+    source, destination = memory_with(5), memory_with(5)
+    ours = source.placement(page_ids=(2, 3, 4, 5), slot=0)
+    theirs = destination.placement(page_ids=(6, 7, 8, 9), slot=0)
+    rows = closed_rows(source.layout, 512)
+
+    ranges = plan_writes(source.layout, ours, theirs, rows)
+
+    assert [r.length for r in ranges] == [4 * 32 * 16] * 4 + [4 * 16]
+
+
+def test_scattered_pages_are_a_range_each() -> None:
+    source, destination = memory_with(5), memory_with(5)
+    ours = source.placement(page_ids=(2, 3, 4), slot=0)
+    theirs = destination.placement(page_ids=(6, 8, 10), slot=0)
+
+    ranges = plan_writes(source.layout, ours, theirs, closed_rows(source.layout, 384))
+
+    assert len([r for r in ranges if source.layout.regions[r.region].name == "csa"]) == 2 * 3
+
+
+def test_a_ring_that_wraps_on_one_side_only_is_cut_there() -> None:
+    source, destination = memory_with(1), memory_with(15)
+    ours, theirs = (m.placement(page_ids=(0, 1), slot=0) for m in (source, destination))
+    rows = live_rows(source.layout, 135, has_drafter_state=False)
+    only_window = (rows[0], *(range(0) for _ in rows[1:]))
+
+    ranges = plan_writes(source.layout, ours, theirs, only_window)
+
+    # Rows 7..134: the sender's ring of 130 wraps before row 130, the receiver's of 144 does not.
+    assert [r.length // 12 for r in ranges] == [123, 5] * 3
+
+
+def test_a_drafter_that_stays_behind_moves_no_rows() -> None:
+    layout = small_layout()
+    rows = live_rows(layout, 200, has_drafter_state=False)
+    assert not rows[-1] and rows[0]
+
+
+@pytest.mark.parametrize("num_tokens", LENGTHS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_digest_is_the_same_wherever_the_rows_lie(num_tokens: int, dtype: str) -> None:
+    digests = set()
+    for draft_length in DRAFT_LENGTHS:
+        memory = memory_with(draft_length, dtype=dtype)
+        page_ids = random.Random(draft_length).sample(range(12), 5)
+        placement = memory.placement(page_ids=tuple(page_ids), slot=draft_length % 4)
+        rows = live_rows(memory.layout, num_tokens, has_drafter_state=True)
+        write_rows(memory, placement, rows, salt=9)
+        digests.add(digest_rows(memory, placement, rows))
+    assert len(digests) == 1
+
+
+def test_the_digest_sees_a_single_flipped_bit_of_any_row() -> None:
+    memory = memory_with(5)
+    placement = memory.placement(page_ids=(1, 3), slot=1)
+    rows = live_rows(memory.layout, 135, has_drafter_state=True)
+    write_rows(memory, placement, rows, salt=3)
+    before = digest_rows(memory, placement, rows)
+    for index, region in enumerate(memory.layout.regions):
+        for row in (rows[index].start, rows[index].stop - 1):
+            flipped = memory.placement(page_ids=(1, 3), slot=1)
+            _flip(memory, flipped, index, len(region.layer_ids) - 1, row)
+            assert digest_rows(memory, placement, rows) != before, (region.name, row)
+            _flip(memory, flipped, index, len(region.layer_ids) - 1, row)
+    assert digest_rows(memory, placement, rows) == before
+
+
+def _flip(memory: PoolMemory, placement: Placement, index: int, layer: int, row: int) -> None:
+    offset = row_offset(memory, placement, index, layer, row)
+    memory.write(index, offset, memoryview(bytes([memory.read(index, offset, 1)[0] ^ 1])))
+
+
+def test_a_peer_whose_memory_cannot_hold_our_rows_is_refused_by_region_and_field() -> None:
+    memory = memory_with(5)
+    fine = memory.regions
+    require_addressable(memory.layout, fine, memory_with(1).regions, peer="decode")
+
+    cases = [
+        ((*fine[:1], replace(fine[1], name="csb"), *fine[2:]), "csb"),
+        ((replace(fine[0], row_bytes=6), *fine[1:]), "row_bytes is 12 here but 6 at decode"),
+        ((replace(fine[0], rows_per_block=127), *fine[1:]), "at least 128 here but 127 at decode"),
+        (
+            (fine[0], replace(fine[1], rows_per_block=64), *fine[2:]),
+            "rows_per_block is 32 in the contract but 64 at decode",
+        ),
+    ]
+    for theirs, words in cases:
+        with pytest.raises(ContractMismatch, match=words):
+            require_addressable(memory.layout, fine, theirs, peer="decode")
