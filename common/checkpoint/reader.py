@@ -27,7 +27,7 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         self._on_progress = on_progress
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
-        self._num_bytes = sum(path.stat().st_size for path in self._paths)
+        self._num_bytes = sum(map(_tensor_bytes, self._paths))
         self._num_read = 0
 
     def __enter__(self) -> CheckpointReader:
@@ -63,6 +63,13 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         return len(self._files)
 
 
+def _tensor_bytes(path: Path) -> int:
+    """The size of a shard without its header, so that progress ends at the whole."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+    return path.stat().st_size - 8 - header_bytes
+
+
 def fingerprint(checkpoint_dir: Path) -> str:
     """SHA-256 over config.json's values and every shard's header and contents, hexadecimal.
 
@@ -80,7 +87,11 @@ def fingerprint(checkpoint_dir: Path) -> str:
 def _shards(checkpoint_dir: Path) -> list[Path]:
     index = checkpoint_dir / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            names = sorted(set(weight_map.values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is not an index of shards: {error!r}") from error
         paths = [checkpoint_dir / name for name in names]
     else:
         paths = [checkpoint_dir / "model.safetensors"]

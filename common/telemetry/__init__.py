@@ -1,0 +1,1 @@
+"""What the system says of itself while it runs. Knows formats and names; never the model."""

@@ -1,0 +1,80 @@
+"""From settings to the frozen configurations of the services. Knows both; imports the services' only when asked, because
+workers bring torch with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.checkpoint.folder import checkpoint_folder, model_name
+from services.cli.settings import AllSettings, WorkerSection
+
+if TYPE_CHECKING:
+    from common.engine.build import EngineSettings
+    from services.decode.config import DecodeConfig
+    from services.prefill.config import PrefillConfig
+    from services.router.config import RouterConfig
+
+
+def router_config(settings: AllSettings) -> RouterConfig:
+    from services.router.config import QueueConfig, RouterConfig
+
+    router = settings.router
+    return RouterConfig(
+        host=router.host,
+        port=router.port,
+        prefill_addresses=router.prefill_workers,
+        decode_addresses=router.decode_workers,
+        checkpoint_dir=checkpoint_folder(settings.model),
+        model=model_name(settings.model),
+        request_timeout_s=router.request_timeout_s,
+        drain_timeout_s=settings.shutdown_s,
+        queue=QueueConfig(max_queued=router.max_queued, queue_timeout_s=router.queue_timeout_s),
+    )
+
+
+def prefill_config(settings: AllSettings) -> PrefillConfig:
+    from services.prefill.config import PrefillConfig
+
+    prefill = settings.prefill
+    return PrefillConfig(
+        host=prefill.host,
+        port=prefill.port,
+        model=model_name(settings.model),
+        engine=engine_settings(settings, prefill),
+        stall_s=prefill.stall_s,
+        drain_s=settings.shutdown_s,
+    )
+
+
+def decode_config(settings: AllSettings) -> DecodeConfig:
+    from services.decode.config import DecodeConfig
+
+    decode = settings.decode
+    return DecodeConfig(
+        host=decode.host,
+        port=decode.port,
+        model=model_name(settings.model),
+        engine=engine_settings(settings, decode),
+        computes_prompts=decode.computes_prompts,
+        reservation_s=decode.reservation_s,
+        stall_s=decode.stall_s,
+        drain_s=settings.shutdown_s,
+    )
+
+
+def engine_settings(settings: AllSettings, worker: WorkerSection) -> EngineSettings:
+    from common.engine.build import EngineSettings
+
+    engine = settings.engine
+    return EngineSettings(
+        checkpoint_dir=checkpoint_folder(settings.model),
+        dtype=engine.dtype,
+        device=engine.device,
+        num_slots=worker.num_slots,
+        num_pages=worker.num_pages,
+        draft_length=engine.draft_length,
+        speculate=engine.speculate,
+        max_context_length=engine.max_context_length,
+        max_step_rows=worker.max_step_rows,
+        max_uncommitted_rounds=engine.max_uncommitted_rounds,
+    )

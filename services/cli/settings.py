@@ -1,0 +1,166 @@
+"""The settings of every command, section by section. Knows names, defaults and bounds; not what is done with them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import CliPositionalArg, CliSuppress
+
+from common.checkpoint.folder import DEFAULT_MODEL
+from common.config import CommaSeparated, Section, Settings
+from common.telemetry.logging import Format, Level
+
+ROUTER_PORT = 50051
+PREFILL_PORT = 50052
+DECODE_PORT = 50053
+
+
+class LogSection(Section):
+    """Log lines on standard error; prompts are never among them."""
+
+    level: Level = "info"
+    format: Format = Field(default="auto", description="auto: text on a terminal, JSON elsewhere")
+
+
+class EngineSection(Section):
+    """What all workers of a deployment have in common."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    max_context_length: int | None = Field(
+        default=None,
+        ge=128,
+        description="prompt plus completion; the model's own limit if not given",
+    )
+    max_uncommitted_rounds: int = Field(
+        default=2, ge=1, description="rounds that a request may run ahead of its client"
+    )
+    speculate: bool = Field(default=True, description="draft tokens and verify several at once")
+    draft_length: int | None = Field(
+        default=None,
+        ge=1,
+        le=63,
+        description="tokens drafted per round; the checkpoint's own if not given",
+    )
+
+
+class WorkerSection(Section):
+    """One worker process."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65535, description="0 takes a free one")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="cores to compute with; all of them divided by the workers if not given",
+    )
+    num_slots: int = Field(default=16, ge=1, description="requests that may hold state at once")
+    num_pages: int | None = Field(
+        default=None,
+        ge=1,
+        description="cache pages of 128 tokens; all slots at the longest context if not given",
+    )
+    max_step_rows: int = Field(default=512, ge=1, description="tokens computed in one step")
+    stall_s: float = Field(
+        default=30.0, gt=0, description="a step that takes longer makes the worker not ready"
+    )
+
+
+class PrefillSection(WorkerSection):
+    """The prefill worker."""
+
+    port: int = Field(default=PREFILL_PORT, ge=0, le=65535, description="0 takes a free one")
+
+
+class DecodeSection(WorkerSection):
+    """The decode worker."""
+
+    port: int = Field(default=DECODE_PORT, ge=0, le=65535, description="0 takes a free one")
+    computes_prompts: bool = Field(
+        default=False, description="compute prompts too, so that no prefill worker is needed"
+    )
+    reservation_s: float = Field(
+        default=30.0, gt=0, description="a reservation that nothing is heard of for so long ends"
+    )
+
+
+class RouterSection(Section):
+    """The router."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=ROUTER_PORT, ge=0, le=65535, description="0 takes a free one")
+    prefill_workers: CommaSeparated = Field(
+        default=(f"127.0.0.1:{PREFILL_PORT}",), description="host:port,host:port"
+    )
+    decode_workers: CommaSeparated = Field(
+        default=(f"127.0.0.1:{DECODE_PORT}",), description="host:port,host:port"
+    )
+    request_timeout_s: float = Field(
+        default=1800.0, gt=0, description="longest life of a request, whatever its client allows"
+    )
+    max_queued: int = Field(default=1024, ge=1, description="requests that may wait for a place")
+    queue_timeout_s: float = Field(
+        default=60.0, gt=0, description="a request that found no place for so long is refused"
+    )
+
+
+class UpSection(Section):
+    """A whole deployment on this machine."""
+
+    prefills: int = Field(default=1, ge=1, le=64, description="prefill workers")
+    decodes: int = Field(default=1, ge=1, le=64, description="decode workers")
+    ready_timeout_s: float = Field(
+        default=300.0, gt=0, description="give up when not ready by then"
+    )
+
+
+class SamplingSection(Section):
+    """How tokens are drawn and when generation ends."""
+
+    temperature: float = Field(default=0.0, ge=0, le=100, description="0 is greedy")
+    top_k: int | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**63, description="same seed, same text")
+    max_tokens: int | None = Field(default=None, ge=1, description="as many as fit if not given")
+    stop: tuple[str, ...] = Field(
+        default=(), description="texts that end the answer, as a,b or as a JSON list"
+    )
+
+
+class AllSettings(Settings):
+    """Everything that any command can be told, so that one file and one environment serve them all."""
+
+    model: str = Field(
+        default=DEFAULT_MODEL, description="checkpoint folder, or the name of a shipped one"
+    )
+    shutdown_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="time that running requests have after the first stop signal",
+    )
+    log: LogSection = LogSection()
+    engine: EngineSection = EngineSection()
+    router: RouterSection = RouterSection()
+    prefill: PrefillSection = PrefillSection()
+    decode: DecodeSection = DecodeSection()
+    up: UpSection = UpSection()
+    endpoint: str = Field(default=f"127.0.0.1:{ROUTER_PORT}", description="host:port of the router")
+    api_key: SecretStr | None = Field(default=None, description="better given as DSPARK_API_KEY")
+    timeout_s: float = Field(default=600.0, gt=0, description="deadline of one answer")
+    sampling: SamplingSection = SamplingSection()
+    status_fd: CliSuppress[int | None] = None
+    """Where a supervised process reports its start; its standard input then ends when its parent does."""
+
+
+class GenerateSettings(AllSettings):
+    text: CliPositionalArg[str] = Field(description="what to continue; - reads standard input")
+    chat: bool = Field(default=False, description="send the text as a user's chat message")
+    output: Literal["text", "json"] = Field(
+        default="text",
+        description="json prints one object per committed round, then the completion",
+    )
+
+
+class ChatSettings(AllSettings):
+    system: str | None = Field(default=None, description="what the assistant is told first")

@@ -1,0 +1,183 @@
+"""The real model on both sides of a hand-off: the text is that of one engine that did everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.engine.build import EngineSettings, LoadedEngine, build_engine
+from common.engine.request import Request, Role
+from common.kv_cache.layout import num_pages_for
+from common.types import RequestContext, RequestId, SamplingParams, StopParams
+from services.prefill.config import HandoffConfig
+from tests.support.handoff_cluster import Cluster, DecodeStream, cluster
+
+NUM_NEW = 24
+LENGTHS = (1, 2, 5, 127, 128, 129, 257, 513)
+
+
+@pytest.fixture(scope="module")
+def settings(shipped_checkpoint: Path) -> EngineSettings:
+    return EngineSettings(
+        checkpoint_dir=shipped_checkpoint, num_slots=6, max_context_length=1024, max_step_rows=200
+    )
+
+
+@pytest.fixture(scope="module")
+def prefill_engine(settings: EngineSettings) -> LoadedEngine:
+    return build_engine(settings)
+
+
+@pytest.fixture(scope="module")
+def decode_engine(settings: EngineSettings) -> LoadedEngine:
+    """Other rings than the prefill worker's: it drafts fewer tokens."""
+    return build_engine(replace(settings, draft_length=5, num_slots=4))
+
+
+@pytest.fixture(scope="module")
+def plain_engine(settings: EngineSettings) -> LoadedEngine:
+    """No speculation, no hand-off: what everything is compared with."""
+    return build_engine(replace(settings, speculate=False))
+
+
+def a_context(
+    num_tokens: int, *, request_id: str = "r", sampling: SamplingParams | None = None
+) -> RequestContext:
+    tokens = [0, *((37 * i * i + 11 * i) % 1900 + 100 for i in range(1, num_tokens))]
+    return RequestContext(
+        request_id=RequestId(request_id),
+        epoch=0,
+        prompt=tuple(tokens),
+        sampling=sampling or SamplingParams(temperature=0.0),
+        stop=StopParams(max_tokens=NUM_NEW),
+    )
+
+
+def alone(loaded: LoadedEngine, context: RequestContext) -> list[int]:
+    """What one engine generates by itself."""
+    request = Request(
+        request_id=context.request_id,
+        epoch=0,
+        role=Role.GENERATE,
+        tokens=context.tokens,
+        max_length=context.max_length,
+        sampling=context.sampling,
+        slot=0,
+        block_table=list(range(num_pages_for(context.max_length))),
+    )
+    engine = loaded.engine
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+        engine.commit(request.request_id, request.round)
+    engine.remove(request.request_id)
+    return request.tokens[context.length :]
+
+
+async def through_both(
+    it: Cluster, stream: DecodeStream, context: RequestContext
+) -> tuple[list[int], list[Any]]:
+    """(generated tokens, rounds) of a request that prefill begins and decode goes on with."""
+    reserved = await it.reserve(context)
+    await stream.admit(context, reserved)
+    first, _ = await it.hand_over(context, reserved)
+    admitted = await stream.next("admitted")
+    assert admitted.first_token_id == first.token_id
+    tokens, rounds = [first.token_id], []
+    while len(tokens) < context.stop.max_tokens:
+        verified = await stream.next("verified")
+        assert verified.base == context.length + len(tokens)
+        tokens += verified.token_ids
+        rounds.append(verified)
+        is_last = len(tokens) >= context.stop.max_tokens
+        await stream.commit(context, verified.round, context.length + len(tokens), finish=is_last)
+    await stream.skip_to("finished")
+    return tokens, rounds
+
+
+@pytest.mark.parametrize("num_tokens", LENGTHS)
+async def test_greedy_text_is_the_same_as_without_handoff_and_speculation(
+    num_tokens: int,
+    prefill_engine: LoadedEngine,
+    decode_engine: LoadedEngine,
+    plain_engine: LoadedEngine,
+) -> None:
+    async with cluster(prefill_engine, decode_engine) as it:
+        context = a_context(num_tokens)
+        tokens, _ = await through_both(it, it.stream(), context)
+        assert tokens == alone(plain_engine, context)
+        await it.require_clean()
+
+
+async def test_a_seeded_sample_is_the_same_as_without_handoff_and_speculation(
+    prefill_engine: LoadedEngine, decode_engine: LoadedEngine, plain_engine: LoadedEngine
+) -> None:
+    sampling = SamplingParams(temperature=0.8, seed=1234)
+    async with cluster(prefill_engine, decode_engine) as it:
+        stream = it.stream()
+        for num_tokens in (40, 200):
+            context = a_context(num_tokens, request_id=f"r{num_tokens}", sampling=sampling)
+            tokens, _ = await through_both(it, stream, context)
+            assert tokens == alone(plain_engine, context)
+
+
+async def test_a_worker_that_computes_prompts_itself_gives_the_same_text(
+    decode_engine: LoadedEngine, prefill_engine: LoadedEngine, plain_engine: LoadedEngine
+) -> None:
+    async with cluster(prefill_engine, decode_engine, computes_prompts=True) as it:
+        context, stream = a_context(150), it.stream()
+        reserved = await it.reserve(context)
+        assert reserved.computes_prompt
+        await stream.admit(context, reserved)
+        assert not (await stream.next("admitted")).HasField("first_token_id")
+        tokens: list[int] = []
+        while len(tokens) < NUM_NEW:
+            verified = await stream.next("verified")
+            assert verified.base == context.length + len(tokens)
+            tokens += verified.token_ids
+            length = context.length + len(tokens)
+            await stream.commit(context, verified.round, length, finish=len(tokens) >= NUM_NEW)
+        assert tokens == alone(plain_engine, context)
+
+
+async def test_without_drafter_rows_the_text_is_the_same_and_the_fallback_is_said(
+    prefill_engine: LoadedEngine, decode_engine: LoadedEngine, plain_engine: LoadedEngine
+) -> None:
+    handoff = HandoffConfig(sends_drafter_state=False)
+    async with cluster(prefill_engine, decode_engine, handoff=handoff) as it:
+        context, stream = a_context(150), it.stream()
+        tokens, rounds = await through_both(it, stream, context)
+        assert tokens == alone(plain_engine, context)
+        assert rounds[0].num_draft == 0
+
+
+async def test_the_first_rounds_draft_as_well_as_those_of_one_engine(
+    settings: EngineSettings, prefill_engine: LoadedEngine
+) -> None:
+    """The drafter's state really travels: round by round the same drafts are looked at and accepted as without a
+    hand-off. Without its rows the first round has no drafts at all, so this cannot pass by luck."""
+    sink, one = build_engine(settings), build_engine(settings)
+    async with cluster(prefill_engine, sink) as it:
+        context = a_context(300)
+        _, rounds = await through_both(it, it.stream(), context)
+        handed_over = [(r.num_draft, r.num_accepted) for r in rounds]
+    async with cluster(prefill_engine, one, computes_prompts=True) as it:
+        stream = it.stream()
+        reserved = await it.reserve(context)
+        await stream.admit(context, reserved)
+        await stream.next("admitted")
+        first = await stream.next("verified")
+        await stream.commit(context, first.round, context.length + 1)
+        alone_rounds, length = [], context.length + 1
+        while length < context.max_length:
+            verified = await stream.next("verified")
+            alone_rounds.append((verified.num_draft, verified.num_accepted))
+            length += len(verified.token_ids)
+            await stream.commit(
+                context, verified.round, length, finish=length >= context.max_length
+            )
+    assert handed_over == alone_rounds
+    assert handed_over[0][0] == 7

@@ -1,0 +1,1 @@
+"""Training of `dspark-tiny`, the small checkpoint that ships with the repository."""
