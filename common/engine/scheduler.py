@@ -109,7 +109,9 @@ class Scheduler:
             return (
                 0  # a full proposal does not fit the context: target only, for this request alone
             )
-        return min(len(request.draft.proposal.token_ids), request.room - 1)
+        # A proposal that was handed over may be longer than what our rings can roll back.
+        num_offered = min(len(request.draft.proposal.token_ids), self._config.draft_length)
+        return min(num_offered, request.room - 1)
 
     @staticmethod
     def _survival(request: Request, width: int) -> list[float]:

@@ -40,6 +40,9 @@ def plans(settings: AllSettings) -> list[Plan]:
     threads = max(1, num_cores() // (up.prefills + up.decodes))
     # Children are told everything by flags: what was configured here is already in these settings.
     own = settings.model_copy(update={"config": None, "api_key": None})
+    if not up.prefills:
+        decode = own.decode.model_copy(update={"computes_prompts": True})
+        own = own.model_copy(update={"decode": decode})
     workers = [
         *_workers(own, "prefill", up.prefills, ports, threads),
         *_workers(own, "decode", up.decodes, ports, threads),

@@ -75,8 +75,12 @@ def _cause(error: BaseException) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    # The device libraries' own class is called so too; torch is not imported to ask.
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    # Device libraries have a class of their own, and the CPU's allocator only words; torch is not imported to ask.
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+    )
 
 
 def _one_line(error: BaseException) -> str:

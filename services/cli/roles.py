@@ -6,6 +6,7 @@ What can be refused before the heavy imports is refused before them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from services.cli.settings import AllSettings
 
 if TYPE_CHECKING:
     from common.engine.build import EngineSettings, LoadedEngine
+
+logger = logging.getLogger(__name__)
 
 PROGRESS_PERIOD_S = 0.05
 
@@ -61,6 +64,15 @@ async def _loaded(settings: EngineSettings, report: Report) -> LoadedEngine:
 
     report(Phase(name="weights"))
     loaded = await asyncio.to_thread(build_engine, settings, on_progress=_progress(report))
+    cache_bytes = sum(buffer.tensor.nbytes for buffer in loaded.engine.pool.buffers.values())
+    logger.info(
+        "cache: %d pages of 128 tokens and %d slots in %.0f MB; context %d, draft length %d",
+        loaded.num_pages,
+        loaded.num_slots,
+        cache_bytes / 1e6,
+        loaded.engine.config.max_context_length,
+        loaded.engine.config.draft_length,
+    )
     report(Phase(name="warm-up"))
     await asyncio.to_thread(warm_up, loaded)
     return loaded

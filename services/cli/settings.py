@@ -108,7 +108,9 @@ class RouterSection(Section):
 class UpSection(Section):
     """A whole deployment on this machine."""
 
-    prefills: int = Field(default=1, ge=1, le=64, description="prefill workers")
+    prefills: int = Field(
+        default=1, ge=0, le=64, description="prefill workers; with 0 decode workers compute prompts"
+    )
     decodes: int = Field(default=1, ge=1, le=64, description="decode workers")
     ready_timeout_s: float = Field(
         default=300.0, gt=0, description="give up when not ready by then"

@@ -215,9 +215,13 @@ class Intake:
         return False
 
     def _authorize(self, key: HandoffKey, capability: bytes) -> Reservation:
-        return self._reservations.authorize(
-            key.request_id, key.epoch, key.reservation_id, capability
-        )
+        try:
+            return self._reservations.authorize(
+                key.request_id, key.epoch, key.reservation_id, capability
+            )
+        except ServingError as error:
+            self.counts[f"refused_{error.reason.lower()}"] += 1
+            raise
 
     def _find(self, key: HandoffKey) -> Incoming:
         incoming = self._incoming.get(key.reservation_id)

@@ -18,6 +18,7 @@ from common.errors import (
     TransferFailed,
     WorkerLost,
 )
+from common.kv_cache.layout import num_pages_for
 from common.rpc.status import error_of_call
 from common.transfer import convert
 from common.transfer.digest import digest_rows
@@ -131,6 +132,13 @@ class Handoff:
             self._terms.destination.memory,
             peer=self._ticket.address,
         )
+        num_pages = num_pages_for(self._num_tokens)
+        if len(self._terms.destination.page_ids) != num_pages:
+            raise ContractMismatch(
+                f"{self._ticket.address} granted {len(self._terms.destination.page_ids)} pages; "
+                f"{self._num_tokens} tokens have {num_pages}",
+                metadata={"field": "page_ids"},
+            )
         self.engine_name = self._terms.transfer_engine
 
     async def send_closed(self, num_computed: int) -> None:

@@ -485,6 +485,74 @@ async def test_a_prefill_of_a_newer_epoch_replaces_the_older_one(pair: Pair) -> 
 # ---- nobody comes for it -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("state", ["reserved", "receiving", "ready"])
+async def test_a_reservation_that_no_router_admits_expires_with_everything_it_holds(
+    pair: Pair, state: str
+) -> None:
+    it, context = pair.it, a_context(400)
+    reserved = await it.reserve(context)
+    (reservation,) = it.decode.reservations.all()
+    call = None
+    if state == "receiving":
+        close_gate(pair.source).release(3)
+        call = it.start_prefill(context, reserved)
+        await it.until(lambda: it.decode.intake.counts["received_bytes"] > 0)
+    elif state == "ready":
+        await it.hand_over(context, reserved)
+    assert reservation.state.value == state
+    it.decode.expire()
+    assert len(it.decode.reservations) == 1
+    reservation.expires_at = 0.0
+    it.decode.expire()
+    assert len(it.decode.reservations) == 0
+    if call is not None:
+        open_gate(pair.source)
+        assert isinstance(await ended(call), RequestNotFound)
+    stream = it.stream()
+    await stream.admit(context, reserved)
+    assert (await stream.next("failed")).reason == "REQUEST_NOT_FOUND"
+    await it.require_clean()
+    await require_exact(pair)
+
+
+async def test_an_admitted_request_does_not_expire_while_its_prompt_waits_for_its_turn(
+    pair: Pair,
+) -> None:
+    """The router that admitted it watches over it; a long queue at prefill must not end it here."""
+    it, context, stream = pair.it, a_context(100), pair.it.stream()
+    reserved = await it.reserve(context)
+    await stream.admit(context, reserved)
+    await it.until(lambda: len(it.decode._admissions) == 1)
+    it.decode.reservations.all()[0].expires_at = 0.0
+    it.decode.expire()
+    await it.hand_over(context, reserved)
+    await stream.next("admitted")
+    await stream.abort(context)
+    await stream.skip_to("finished")
+
+
+async def test_a_lease_that_nobody_releases_ends_by_itself(pair: Pair) -> None:
+    it, context, stream = pair.it, a_context(300), pair.it.stream()
+    reserved = await it.reserve(context)
+    await stream.admit(context, reserved)
+    _, done = await it.hand_over(context, reserved)
+    stream.call.cancel()  # the router is gone, and with it whoever could release the lease
+    it.prefill.expire()
+    assert len(it.prefill.leases) == 1
+    it.prefill.leases._leases[done.lease_id].expires_at = 0.0
+    it.prefill.expire()
+    assert len(it.prefill.leases) == 0
+    assert not it.prefill.release_lease(done.lease_id)
+
+
+async def test_an_abort_of_something_unknown_is_ignored(pair: Pair) -> None:
+    stream = pair.it.stream()
+    await stream.abort(a_context(5, request_id="unknown"), "no reservation")
+    context, _ = await running(pair, stream)
+    await stream.abort(context)
+    await stream.skip_to("finished")
+
+
 async def test_a_lease_keeps_room_until_it_is_released_or_needed(pair: Pair) -> None:
     it, stream = pair.it, pair.it.stream()
     slots = it.prefill.room.memory.slots

@@ -90,6 +90,14 @@ async def running(role: str, **changes: Any) -> AsyncIterator[App]:
         await asyncio.wait_for(serving, WAIT_S)
 
 
+@pytest.fixture
+async def silent_peer() -> AsyncIterator[str]:
+    """The address of something that takes connections and never answers: a hand-off to it neither ends nor fails."""
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
 @pytest.mark.parametrize(
     ("role", "services"),
     [
@@ -112,7 +120,7 @@ async def test_a_worker_that_says_ready_is_healthy_and_lists_its_services(
 
 
 async def test_workers_say_what_they_are_and_how_full() -> None:
-    async with running("decode", computes_prompts=True) as app:
+    async with running("decode", computes_prompts=True, drain_s=0.0) as app:
         stub: Any = DecodeServiceStub(app.channel)
         context = a_context(100, max_tokens=100)
         await stub.Reserve(
@@ -141,12 +149,14 @@ async def test_workers_say_what_they_are_and_how_full() -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_step_that_hangs_makes_a_worker_not_ready_but_leaves_it_alive(role: str) -> None:
+async def test_a_step_that_hangs_makes_a_worker_not_ready_but_leaves_it_alive(
+    role: str, silent_peer: str
+) -> None:
     async with running(
         role, stall_s=0.05, **({"computes_prompts": True} if role == "decode" else {})
     ) as app:
         app.engine.permits = threading.Semaphore(0)
-        call = await begin(app, role)
+        call = await begin(app, role, silent_peer)
         await app.until_health("readiness", NOT_SERVING)
         assert await app.health("liveness") == SERVING
         permits, app.engine.permits = app.engine.permits, None
@@ -156,22 +166,22 @@ async def test_a_step_that_hangs_makes_a_worker_not_ready_but_leaves_it_alive(ro
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_crashed_engine_makes_a_worker_not_ready(role: str) -> None:
+async def test_a_crashed_engine_makes_a_worker_not_ready(role: str, silent_peer: str) -> None:
     async with running(role, **({"computes_prompts": True} if role == "decode" else {})) as app:
         app.engine.crash = RuntimeError("out of memory")
-        call = await begin(app, role)
+        call = await begin(app, role, silent_peer)
         await app.until_health("", NOT_SERVING)
         call.cancel()
 
 
-async def begin(app: App, role: str) -> Any:
+async def begin(app: App, role: str, silent_peer: str) -> Any:
     """Give the engine something to do; returns the call that it belongs to."""
     context = a_context(100)
     if role == "prefill":
         return PrefillServiceStub(app.channel).Prefill(
             prefill_service_pb2.PrefillRequest(
                 context=convert.context_to_pb(context),
-                ticket=prefill_service_pb2.DecodeTicket(decode_address="127.0.0.1:1"),
+                ticket=prefill_service_pb2.DecodeTicket(decode_address=silent_peer),
             )
         )
     stub: Any = DecodeServiceStub(app.channel)

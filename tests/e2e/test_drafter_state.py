@@ -21,9 +21,7 @@ FIRST_ROUNDS = slice(1, 4)
 
 @pytest.fixture(scope="module")
 def in_process(speculating: Solo, questions: tuple[Question, ...]) -> list[Output]:
-    return speculating.together(
-        [Job(prompt=q.token_ids, num_tokens=NUM_TOKENS) for q in questions]
-    )
+    return speculating.together([Job(prompt=q.token_ids, num_tokens=NUM_TOKENS) for q in questions])
 
 
 def ask(system: System, questions: Sequence[Question]) -> list[Answer]:

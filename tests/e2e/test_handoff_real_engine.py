@@ -143,6 +143,24 @@ async def test_a_worker_that_computes_prompts_itself_gives_the_same_text(
         assert tokens == alone(plain_engine, context)
 
 
+async def test_log_probabilities_of_the_first_token_come_from_both_workers_alike(
+    prefill_engine: LoadedEngine, decode_engine: LoadedEngine
+) -> None:
+    async with cluster(prefill_engine, decode_engine) as it:
+        stream = it.stream()
+        context = a_context(60, sampling=SamplingParams(temperature=0.0, logprobs=2))
+        reserved = await it.reserve(context)
+        await stream.admit(context, reserved)
+        first, _ = await it.hand_over(context, reserved)
+        admitted = await stream.next("admitted")
+        assert first.logprob.token_id == first.token_id
+        assert len(first.logprob.top) == 2
+        assert admitted.first_logprob == first.logprob
+        verified = await stream.next("verified")
+        assert [each.token_id for each in verified.logprobs] == list(verified.token_ids)
+        await stream.abort(context)
+
+
 async def test_without_drafter_rows_the_text_is_the_same_and_the_fallback_is_said(
     prefill_engine: LoadedEngine, decode_engine: LoadedEngine, plain_engine: LoadedEngine
 ) -> None:

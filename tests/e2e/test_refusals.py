@@ -14,10 +14,10 @@ import pytest
 
 import dspark
 from common.rpc import convert as rpc_convert
-from common.rpc.status import error_of_call
 from common.transfer import convert
 from common.transfer.handoff import CacheContract
 from common.types import RequestContext, RequestId, SamplingParams, StopParams
+from dspark._status import error_from_call
 from dspark.v1 import cache_pb2, decode_service_pb2, handoff_service_pb2, inference_service_pb2
 from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
 from dspark.v1.handoff_service_pb2_grpc import HandoffServiceStub
@@ -105,7 +105,7 @@ def test_a_message_beyond_the_limit_is_refused(system: System) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             list(InferenceServiceStub(channel).Generate(request, timeout=CALL_S))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "larger than" in caught.value.details()
+        assert "larger than" in str(caught.value.details())
 
 
 def test_an_id_that_is_in_use_is_refused_and_its_owner_goes_on(client: dspark.Client) -> None:
@@ -117,19 +117,22 @@ def test_an_id_that_is_in_use_is_refused_and_its_owner_goes_on(client: dspark.Cl
         assert first.read().usage.completion_tokens == 48
 
 
-def test_a_request_that_can_never_fit_the_workers_is_refused_in_time(
+def test_requests_wait_for_room_and_one_that_can_never_have_it_is_refused_at_once(
     servers: EventLoop, shipped_checkpoint: Path
 ) -> None:
-    """Two pages in all; while they are held the next request waits, and gets them when they are free."""
+    """Two pages on each worker: one request at a time, and none beyond 256 tokens."""
     options = SystemOptions(checkpoint_dir=shipped_checkpoint, num_pages=2, num_slots=2)
     with System(servers, options).running() as small:
-        big = Ask(prompt=PROMPT, stop=exactly(200))
-        answers = ask_all(small.address, [big, big, big])
-        assert [len(answer.token_ids) for answer in answers] == [200] * 3
-        with dspark.Client(small.address, timeout=2.0) as client:
-            with pytest.raises(dspark.RateLimitError) as caught:
-                client.generate(PROMPT, stop=exactly(400))
-        assert caught.value.reason == "CAPACITY_EXHAUSTED"
+        answers = ask_all(small.address, [Ask(prompt=PROMPT, stop=exactly(150))] * 3)
+        assert [len(answer.token_ids) for answer in answers] == [150] * 3
+        with dspark.Client(small.address, timeout=CALL_S) as client:
+            with pytest.raises(dspark.ContextLengthExceededError) as caught:
+                client.generate(PROMPT, stop=exactly(237))
+            assert caught.value.metadata["limit"] == "256"
+            with client.generate(PROMPT, stop=exactly(236), stream=True) as running:
+                next(running)
+                with pytest.raises(dspark.APITimeoutError):
+                    client.generate(PROMPT, stop=exactly(236), timeout=0.2)
         small.wait_at_rest()
 
 
@@ -210,10 +213,12 @@ def contract(plain: Solo) -> cache_pb2.CacheContract:
     )
 
 
-def refusal(call: Callable[[], object]) -> Any:
+def refusal(call: Callable[[], object]) -> dspark.APIStatusError:
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    return error_of_call(caught.value, peer="decode")
+    error = error_from_call(caught.value, request_id="by-hand")
+    assert isinstance(error, dspark.APIStatusError)
+    return error
 
 
 def test_the_wrong_capability_may_not_write_and_may_not_run(
@@ -277,8 +282,10 @@ def test_a_client_is_told_which_field_two_workers_disagree_on(
     """Prefill in bfloat16 and decode in float32 hold the same model and cannot exchange its state."""
     options = SystemOptions(checkpoint_dir=shipped_checkpoint, prefill_dtype="bfloat16")
     with System(servers, options).running() as system:
-        with dspark.Client(system.address, timeout=CALL_S) as client:
-            with pytest.raises(dspark.APIStatusError, match=r"dtype.*float32.*bfloat16") as caught:
-                client.generate(PROMPT, stop=exactly(8))
+        with (
+            dspark.Client(system.address, timeout=CALL_S) as client,
+            pytest.raises(dspark.APIStatusError, match=r"dtype.*float32.*bfloat16") as caught,
+        ):
+            client.generate(PROMPT, stop=exactly(8))
         assert "CONTRACT_MISMATCH" in (caught.value.reason, caught.value.metadata.get("cause"))
         system.wait_at_rest()

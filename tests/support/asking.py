@@ -41,9 +41,11 @@ class Answer:
 
 def ask_all(address: str, asks: Sequence[Ask], *, num_at_once: int = 16) -> list[Answer]:
     """Answers in the order of the questions; raises the first error."""
-    with dspark.Client(address, timeout=TIMEOUT_S) as client:
-        with ThreadPoolExecutor(num_at_once) as threads:
-            return list(threads.map(lambda ask: _answer(client, ask), asks))
+    with (
+        dspark.Client(address, timeout=TIMEOUT_S) as client,
+        ThreadPoolExecutor(num_at_once) as threads,
+    ):
+        return list(threads.map(lambda ask: _answer(client, ask), asks))
 
 
 def exactly(num_tokens: int) -> dspark.StopParams:

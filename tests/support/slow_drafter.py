@@ -14,9 +14,6 @@ from common.model.config import ModelConfig
 Rows = list[Tensor]
 Sublayer = Callable[[Rows], Rows]
 
-CONTEXT = 128
-"""Positions before the anchor that a block looks at."""
-
 
 @dataclass(frozen=True, slots=True)
 class SlowDrafts:
@@ -44,7 +41,7 @@ class SlowDrafter:
     ) -> SlowDrafts:
         """Draft behind `anchor`, whose position is `len(taps)`; `taps [n, taps * D]` are those before it."""
         n = len(taps)
-        context = range(max(0, n - CONTEXT, valid_from), n)
+        context = range(max(0, n - self._config.sliding_window, valid_from), n)
         main = {p: self._main(taps[p].double()) for p in context}
         ids = [anchor] + [self._config.dspark_noise_token_id] * (num_drafts - 1)
         h = [torch.stack([self._tensors["embed.weight"][i]] * self._config.hc_mult) for i in ids]

@@ -152,8 +152,9 @@ class System:
         ready: concurrent.futures.Future[str] = concurrent.futures.Future()
         ended = self._loop.submit(serve(config, ready=ready.set_result, stop=stop))
         try:
+            either: list[concurrent.futures.Future[Any]] = [ready, ended]
             concurrent.futures.wait(
-                (ready, ended), timeout=START_S, return_when=concurrent.futures.FIRST_COMPLETED
+                either, timeout=START_S, return_when=concurrent.futures.FIRST_COMPLETED
             )
             if ended.done():
                 ended.result()

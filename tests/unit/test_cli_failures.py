@@ -21,6 +21,12 @@ class OutOfMemoryError(RuntimeError):
         (CheckpointError("x"), 3),
         (MemoryError(), 4),
         (OutOfMemoryError("tried to allocate 2 GiB"), 4),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            ),
+            4,
+        ),
         (NoReadyWorkers("x"), 5),
         (OSError(errno.EADDRINUSE, "in use"), 5),
         (ConnectionRefusedError("x"), 5),

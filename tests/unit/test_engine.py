@@ -170,6 +170,29 @@ def test_speculation_at_the_last_position_of_the_model_does_not_fail() -> None:
     assert len(bench.run(wanted)[0].tokens) == 10
 
 
+def test_every_token_is_reported_with_the_alternatives_that_its_request_asked_for() -> None:
+    counts = (None, 0, 3, 5)
+    wanted = [
+        Wanted(
+            prompt=random_tokens(10 + i, seed=i),
+            max_length=30,
+            sampling=SamplingParams(temperature=0.0, logprobs=count),
+        )
+        for i, count in enumerate(counts)
+    ]
+    outputs = EngineBench(MODEL, draft_length=5).run(*wanted)
+    for count, output in zip(counts, outputs, strict=True):
+        for result in output.rounds:
+            if count is None:
+                assert result.logprobs == ()
+                continue
+            assert tuple(p.token_id for p in result.logprobs) == result.token_ids
+            for logprob in result.logprobs:
+                assert len(logprob.top) == count
+                if count:
+                    assert logprob.top[0] == (logprob.token_id, logprob.logprob)
+
+
 # Commits and roles -----------------------------------------------------------------------------------------------
 
 
@@ -337,6 +360,42 @@ def test_without_drafter_rows_tokens_stay_exact_and_drafting_resumes() -> None:
     assert all(widths[base] == 5 for base in widths if 40 < own[base] < 70)
 
 
+@pytest.mark.parametrize("draft_length", [0, 1, 5])
+def test_a_proposal_longer_than_ours_is_cut_to_what_our_rings_can_roll_back(
+    draft_length: int,
+) -> None:
+    """Formerly all of it was verified, and its rejected rows overwrote live ones."""
+    wanted = Wanted(
+        prompt=random_tokens(143, seed=3), max_length=175, role=Role.UNTIL_FIRST_TOKEN
+    )
+    prefill = EngineBench(MODEL, draft_length=15)
+    decode = EngineBench(
+        MODEL if draft_length else TARGET_ONLY, draft_length=draft_length, garbage=True
+    )
+    request = prefill.add(wanted)
+    prefill.drain()
+    assert request.draft is not None and len(request.draft.proposal.token_ids) == 15
+    moved = hand_off(prefill, request, decode, with_drafter=draft_length > 0)
+    moved.draft = request.draft
+    decode.drain()
+    output = decode.generated[moved.request_id]
+    assert all(result.num_draft <= draft_length for result in output.rounds)
+    stayed = alone(dataclasses.replace(wanted, role=Role.GENERATE))
+    Generated(stayed.tokens[1:], stayed.logprobs[1:]).require_equal(output)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_a_context_placed_again_elsewhere_goes_on_as_before(sampling: SamplingParams) -> None:
+    """Prompt and committed tokens are enough: what crash, drain and migration rest on."""
+    whole = Wanted(prompt=random_tokens(120, seed=2), max_length=150, sampling=sampling)
+    tokens = alone(whole).tokens
+    for num_committed in (1, 7, 8, 9, 29):
+        context = (*whole.prompt, *tokens[:num_committed])
+        bench = EngineBench(MODEL, draft_length=7, max_step_rows=50, garbage=True)
+        again = bench.run(Wanted(prompt=context, max_length=150, sampling=sampling))[0]
+        assert again.tokens == tokens[num_committed:]
+
+
 def test_a_used_slot_tells_its_next_owner_nothing() -> None:
     bench = EngineBench(MODEL, draft_length=5, num_slots=1)
     for length in (300, 4, 129, 20):
@@ -358,9 +417,10 @@ def test_a_request_that_is_cut_back_continues_from_there() -> None:
     request = bench.add(Wanted(prompt=prompt, max_length=160))
     while bench.engine.has_work:
         bench.step()
+        gained = len(bench.generated[request.request_id].rounds[-1].token_ids)
         if len(request.tokens) > 125 and rng.random() < 0.3 and request.room:
-            request.tokens = request.tokens[:-1]
-            request.num_computed = min(request.num_computed, len(request.tokens) - 1)
+            request.tokens = request.tokens[: -rng.randint(1, gained)]
+            request.num_computed = len(request.tokens) - 1
             request.draft = None
     assert request.tokens[118:] == whole.tokens
 

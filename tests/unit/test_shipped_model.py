@@ -19,6 +19,7 @@ from tests.support.slow_drafter import SlowDrafter
 from tests.support.target_bench import Rows, TargetBench
 from tests.support.tiny_checkpoint import Tensors
 
+
 @pytest.fixture(scope="module")
 def model(shipped_checkpoint: Path) -> DSparkModel:
     return load_model(shipped_checkpoint, dtype=torch.float32, device=torch.device("cpu"))
