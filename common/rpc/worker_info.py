@@ -48,7 +48,7 @@ class WorkerLoad:
 
 def worker_info_to_pb(identity: WorkerIdentity, load: WorkerLoad) -> worker_pb2.WorkerInfo:
     return worker_pb2.WorkerInfo(
-        version=_version(),
+        version=server_version(),
         role=identity.role,
         generation=identity.generation,
         model_fingerprint=identity.model_fingerprint,
@@ -71,7 +71,8 @@ def worker_info_to_pb(identity: WorkerIdentity, load: WorkerLoad) -> worker_pb2.
     )
 
 
-def _version() -> str:
+def server_version() -> str:
+    """Version of the installed server package."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:

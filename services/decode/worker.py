@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.engine.memory import Memory
-from common.engine.request import Draft, Request, Role, StepReport
+from common.engine.request import Request, StepReport
 from common.engine.thread import EngineThread, Steps
 from common.errors import (
-    ContextLengthExceeded,
-    ContractMismatch,
     Draining,
     DuplicateRequest,
     InvalidRequest,
@@ -26,11 +24,17 @@ from common.rpc.worker_info import WorkerIdentity
 from common.transfer.engine import TransferEngine
 from common.transfer.handoff import CacheContract, HandoffResult
 from common.transfer.memory import PoolMemory
-from common.types import Proposal, RequestContext, RequestId
+from common.types import RequestContext, RequestId
 from services.decode.commits import CommitOrder, Outbox, UncommittedRounds
 from services.decode.events import Admitted, Event, Failed, Finished, Verified
 from services.decode.intake import Intake
 from services.decode.loop import run_decode_loop
+from services.decode.requests import (
+    adopted_request,
+    prompt_request,
+    require_agreement,
+    require_servable,
+)
 from services.decode.reservations import Reservation, Reservations, ReservationState
 
 logger = logging.getLogger(__name__)
@@ -92,21 +96,11 @@ class DecodeWorker:
 
         Raises Draining, ContractMismatch, ContextLengthExceeded, CapacityExhausted and what `Reservations.reserve` does.
         """
-        identity = self.identity
         if self.is_draining:
             raise Draining("this decode worker is draining")
         if self.engine.has_crashed:
             raise WorkerLost("the engine of this decode worker has failed")
-        if model_fingerprint and model_fingerprint != identity.model_fingerprint:
-            raise ContractMismatch(
-                f"model_fingerprint is {identity.model_fingerprint} at decode but {model_fingerprint} at the router",
-                metadata={"field": "model_fingerprint"},
-            )
-        if max_length > identity.max_context_length:
-            raise ContextLengthExceeded(
-                f"the request may reach {max_length} tokens; this worker takes {identity.max_context_length}",
-                metadata={"limit": str(identity.max_context_length)},
-            )
+        require_servable(self.identity, max_length=max_length, model_fingerprint=model_fingerprint)
         older = self.reservations.find(request_id)
         if older is not None and older.epoch < epoch:
             self.end(older, RequestAborted(f"request {request_id!r} was placed again"))
@@ -139,9 +133,9 @@ class DecodeWorker:
         )
         self.reservations.touch(reservation)
         try:
-            _require_agreement(context, reservation)
+            require_agreement(context, reservation)
             if computes_prompt:
-                self._run(reservation, context, self._prompt_request(context, reservation), "")
+                self._run(reservation, prompt_request(context, reservation), "")
             elif reservation.state is ReservationState.READY:
                 self._run_handed_over(reservation)
         except ServingError as error:
@@ -190,33 +184,6 @@ class DecodeWorker:
             if admission.outbox is outbox and reservation is not None:
                 self.end(reservation, RequestAborted("the router's stream ended"))
 
-    def _on_ready(self, reservation: Reservation) -> None:
-        """A hand-off is complete."""
-        if reservation.reservation_id in self._admissions:
-            try:
-                self._run_handed_over(reservation)
-            except ServingError as error:
-                self.end(reservation, error)
-
-    def _on_step(self, report: StepReport) -> None:
-        """The engine made a step: offer every round to its router."""
-        for result in report.rounds:
-            reservation = self._running.get(result.request.request_id)
-            if reservation is None or reservation.epoch != result.request.epoch:
-                continue  # it was ended while the step ran
-            if reservation.has_ended:
-                continue
-            admission = self._admissions[reservation.reservation_id]
-            admission.rounds.offer(result)
-            admission.outbox.put(
-                Verified(request_id=reservation.request_id, epoch=reservation.epoch, result=result)
-            )
-
-    def _on_crash(self, error: Exception) -> None:
-        """The engine is gone and every request with it."""
-        for reservation in list(self._running.values()):
-            self.end(reservation, WorkerLost("the engine of the decode worker failed"))
-
     def expire(self) -> None:
         """End reservations that no router has asked to run. Called every second or so.
 
@@ -257,6 +224,31 @@ class DecodeWorker:
             await asyncio.wait(tuple(self._endings))
         await self.engine.stop()
 
+    def _on_ready(self, reservation: Reservation) -> None:
+        """A hand-off is complete."""
+        if reservation.reservation_id in self._admissions:
+            try:
+                self._run_handed_over(reservation)
+            except ServingError as error:
+                self.end(reservation, error)
+
+    def _on_step(self, report: StepReport) -> None:
+        """The engine made a step: offer every round to its router."""
+        for result in report.rounds:
+            reservation = self._running.get(result.request.request_id)
+            if reservation is None or reservation.has_ended:
+                continue  # it was ended while the step ran
+            admission = self._admissions[reservation.reservation_id]
+            admission.rounds.offer(result)
+            admission.outbox.put(
+                Verified(request_id=reservation.request_id, epoch=reservation.epoch, result=result)
+            )
+
+    def _on_crash(self, error: Exception) -> None:
+        """The engine is gone and every request with it."""
+        for reservation in list(self._running.values()):
+            self.end(reservation, WorkerLost("the engine of the decode worker failed"))
+
     async def _release_running(self, reservation: Reservation, error: ServingError | None) -> None:
         await self.engine.remove(reservation.request_id)
         del self._running[reservation.request_id]
@@ -279,66 +271,32 @@ class DecodeWorker:
     def _run_handed_over(self, reservation: Reservation) -> None:
         result = self.intake.result_of(reservation)
         context = self._admissions[reservation.reservation_id].context
-        request = self._adopted_request(context, reservation, result)
+        request = adopted_request(
+            context, reservation, result, draft_length=self.identity.draft_length
+        )
         fallback = ""
         if not result.has_drafter_state and self.identity.draft_length:
             fallback = "the prefill worker sent no drafter state"
-        self._run(reservation, context, request, fallback, result)
+        self._run(reservation, request, fallback, result)
 
     def _run(
         self,
         reservation: Reservation,
-        context: RequestContext,
         request: Request,
         drafter_fallback: str,
         result: HandoffResult | None = None,
     ) -> None:
         self.engine.add(request)
         reservation.move(ReservationState.RUNNING)
-        self._running[context.request_id] = reservation
+        self._running[request.request_id] = reservation
         self._admissions[reservation.reservation_id].outbox.put(
             Admitted(
-                request_id=context.request_id,
-                epoch=context.epoch,
+                request_id=request.request_id,
+                epoch=request.epoch,
                 first_token_id=result.first_token_id if result else None,
                 first_logprob=result.first_logprob if result else None,
                 drafter_fallback=drafter_fallback,
             )
-        )
-
-    def _prompt_request(self, context: RequestContext, reservation: Reservation) -> Request:
-        return Request(
-            request_id=context.request_id,
-            epoch=context.epoch,
-            role=Role.GENERATE,
-            tokens=context.tokens,
-            max_length=context.max_length,
-            sampling=context.sampling,
-            slot=reservation.memory.slot,
-            block_table=reservation.memory.take_all(),
-        )
-
-    def _adopted_request(
-        self, context: RequestContext, reservation: Reservation, result: HandoffResult
-    ) -> Request:
-        num_tokens = reservation.num_tokens
-        draft = None
-        # The sender may draft more than we verify: our rings hold our own draft length.
-        proposal = _cut(result.proposal, self.identity.draft_length)
-        if result.has_drafter_state and proposal.token_ids:
-            draft = Draft(proposal=proposal)
-        return Request(
-            request_id=context.request_id,
-            epoch=context.epoch,
-            role=Role.GENERATE,
-            tokens=[*context.tokens, result.first_token_id],
-            num_computed=num_tokens,
-            max_length=context.max_length,
-            sampling=context.sampling,
-            slot=reservation.memory.slot,
-            block_table=reservation.memory.block_table,
-            draft=draft,
-            drafter_valid_from=0 if result.has_drafter_state else num_tokens,
         )
 
 
@@ -347,23 +305,6 @@ def _require_same_stream(known: Admission, outbox: Outbox) -> None:
         raise DuplicateRequest(
             f"request {known.context.request_id!r} was admitted by another stream"
         )
-
-
-def _require_agreement(context: RequestContext, reservation: Reservation) -> None:
-    if context.length != reservation.num_tokens:
-        raise InvalidRequest(
-            f"the context has {context.length} tokens; {reservation.num_tokens} were reserved for"
-        )
-    if context.max_length > reservation.max_length:
-        raise InvalidRequest(
-            f"the context may reach {context.max_length} tokens; {reservation.max_length} were reserved for"
-        )
-
-
-def _cut(proposal: Proposal, num_tokens: int) -> Proposal:
-    return Proposal(
-        token_ids=proposal.token_ids[:num_tokens], confidences=proposal.confidences[:num_tokens]
-    )
 
 
 def _last_event(reservation: Reservation, error: ServingError | None) -> Event:

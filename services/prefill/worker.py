@@ -116,30 +116,28 @@ class PrefillWorker:
         await self._peers.close()
 
     async def _run(self, job: Job) -> None:
-        memory: RequestMemory | None = None
-        handoff: Handoff | None = None
-        reason = "cancelled"
         try:
             memory = await self.room.acquire(self._max_length(job.context))
-            handoff = self._handoff(job, memory)
+            await self._run_in(memory, job)
+        finally:
+            self._forget(job)
+
+    async def _run_in(self, memory: RequestMemory, job: Job) -> None:
+        """Compute and hand over; ends with a lease or with everything given back."""
+        handoff = self._handoff(job, memory)
+        why, is_kept = "cancelled", False
+        try:
             self.engine.add(self._request(job.context, memory))
             await self._hand_over(job, handoff)
-        except ServingError as error:
-            reason = error.message
-            raise
-        else:
             self._keep(job, handoff, memory)
-            memory = None
+            is_kept = True
+        except ServingError as error:
+            why = error.message
+            raise
         finally:
             job.is_ending = True
-            if memory is not None and handoff is not None:
-                await self.engine.remove(job.context.request_id)
-                await handoff.stop()
-                self.room.release(memory)
-            self._forget(job)
-            if memory is not None and handoff is not None:
-                logger.info("request %s gave up: %s", job.context.request_id, reason)
-                await handoff.abort(reason)
+            if not is_kept:
+                await self._give_up(job, handoff, memory, why)
 
     async def _hand_over(self, job: Job, handoff: Handoff) -> None:
         """Send pages as they close while the engine computes the next ones, then everything else."""
@@ -174,8 +172,20 @@ class PrefillWorker:
             handoff_s * 1e3,
         )
 
+    async def _give_up(self, job: Job, handoff: Handoff, memory: RequestMemory, why: str) -> None:
+        """Stop computing and sending, free the room, tell the decode worker: in this order."""
+        await self.engine.remove(job.context.request_id)
+        await handoff.stop()
+        self.room.release(memory)
+        self._forget(job)
+        logger.info(
+            "request %s epoch %d given up: %s", job.context.request_id, job.context.epoch, why
+        )
+        await handoff.abort(why)
+
     def _forget(self, job: Job) -> None:
-        del self._jobs[job.context.request_id]
+        if self._jobs.get(job.context.request_id) is job:
+            del self._jobs[job.context.request_id]
         job.freed.set()
 
     def _on_report(self, reports: PrefillReport) -> None:

@@ -28,7 +28,8 @@ from services.router.contexts import LiveRequest
 from services.router.decode_link import abort_command
 from services.router.events import Event, Failed
 from services.router.prefill_leg import run_prefill
-from services.router.worker import OnLost
+from services.router.replacement import is_workers_fault
+from services.router.worker import OnLost, Worker
 from services.router.workers import (
     DecodeWorker,
     PrefillWorker,
@@ -37,6 +38,9 @@ from services.router.workers import (
 )
 
 Reservation = decode_service_pb2.ReserveResponse
+
+_MAY_PASS = (CapacityExhausted, Draining, NoReadyWorkers, WorkerLost)
+"""Refusals that are worth waiting for room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +91,7 @@ class Placer:
                 while True:
                     try:
                         return await self._try_place(live)
-                    except (CapacityExhausted, Draining) as error:
-                        refusal = error
-                    except (NoReadyWorkers, WorkerLost) as error:
+                    except _MAY_PASS as error:
                         # Nobody waits long for a system that is not there; a request that was running does,
                         # because its worker may be coming back.
                         if live.num_replacements == 0 and not self._workers.is_ready:
@@ -104,20 +106,24 @@ class Placer:
         """One round over all decode workers. Raises the last refusal."""
         avoid = live.failures.workers
         refusal: ServingError = no_ready_workers("decode")
-        ready_prefill = self._workers.ranked_prefill(avoid)
         for decode in self._workers.ranked_decode(avoid):
-            if not ready_prefill and not decode.computes_prompts:
+            if not decode.computes_prompts and not self._workers.ranked_prefill(avoid):
                 refusal = no_ready_workers("prefill")
                 continue
             try:
-                reservation = await self._reserve(decode, live.context)
-            except (CapacityExhausted, Draining, WorkerLost) as error:
+                # Counted from here on, or requests that come together would all choose the same worker.
+                with decode.carrying(_num_left(live.context)):
+                    reservation = await self._reserve(decode, live.context)
+            except ServingError as error:
+                if not is_workers_fault(error) and not isinstance(error, CapacityExhausted):
+                    raise
                 refusal = error
                 continue
             if reservation.computes_prompt:
                 return Place(decode=decode, reservation=reservation, prefill=None)
-            if ready_prefill:
-                return Place(decode=decode, reservation=reservation, prefill=ready_prefill[0])
+            ready = self._workers.ranked_prefill(avoid)
+            if ready:
+                return Place(decode=decode, reservation=reservation, prefill=ready[0])
             _give_back(decode, live.context, reservation)
             refusal = no_ready_workers("prefill")
         raise refusal
@@ -155,18 +161,27 @@ class Placer:
             context=context_pb,
         )
         async with contextlib.AsyncExitStack() as stack:
-            num_left = context.max_length - context.length
-            stack.enter_context(decode.carrying(num_left, on_lost=_reporter(inbox, decode)))
+            on_lost = _reporter(inbox, decode)
+            stack.enter_context(decode.carrying(_num_left(context), on_lost))
             session = decode.link.admit(admit, inbox)
             stack.callback(session.close)
             if prefill is not None:
-                request = prefill_service_pb2.PrefillRequest(
-                    context=context_pb, ticket=_ticket(decode, reservation)
-                )
+                ticket = _ticket(decode, reservation)
+                request = prefill_service_pb2.PrefillRequest(context=context_pb, ticket=ticket)
                 left_s = max(0.0, deadline - self._clock())
                 leg = asyncio.create_task(run_prefill(prefill, request, inbox, left_s))
+                # A prefill worker is done with the request long before decode is.
+                prefilling = stack.enter_context(contextlib.ExitStack())
+                on_lost = _reporter(inbox, prefill)
+                prefilling.enter_context(prefill.carrying(context.length, on_lost))
+                leg.add_done_callback(lambda _: prefilling.close())
                 stack.push_async_callback(_cancelled, leg)
             yield Attempt(inbox, session, decode=decode, prefill=prefill)
+
+
+def _num_left(context: RequestContext) -> int:
+    """Tokens that the request may still generate."""
+    return context.max_length - context.length
 
 
 async def _reserved(
@@ -198,7 +213,7 @@ def _ticket(decode: DecodeWorker, reservation: Reservation) -> prefill_service_p
     )
 
 
-def _reporter(inbox: asyncio.Queue[Event], worker: DecodeWorker) -> OnLost:
+def _reporter(inbox: asyncio.Queue[Event], worker: Worker) -> OnLost:
     """Puts the loss of a worker among its request's events."""
     return lambda error: inbox.put_nowait(
         Failed(error=error, worker=worker.address, role=worker.role)

@@ -18,15 +18,10 @@ async def run_prefill(
     worker: PrefillWorker, request: pb.PrefillRequest, inbox: asyncio.Queue[Event], timeout_s: float
 ) -> None:
     """Report a prefill to `inbox` until its state is handed over or it failed; cancelling this cancels the prefill."""
-
-    def report(error: ServingError) -> None:
+    call = worker.stub.Prefill(request, timeout=timeout_s)
+    error = await _follow(call, worker.address, inbox)
+    if error is not None:
         inbox.put_nowait(Failed(error=error, worker=worker.address, role=worker.role))
-
-    with worker.carrying(_num_tokens(request), on_lost=report):
-        call = worker.stub.Prefill(request, timeout=timeout_s)
-        error = await _follow(call, worker.address, inbox)
-        if error is not None:
-            report(error)
 
 
 async def _follow(
@@ -66,7 +61,3 @@ def _event_from_pb(response: pb.PrefillResponse) -> FirstToken | HandedOff | Non
             return HandedOff(lease_id=done.lease_id, transfer_engine=done.transfer_engine)
         case _:
             return None
-
-
-def _num_tokens(request: pb.PrefillRequest) -> int:
-    return len(request.context.prompt_token_ids) + len(request.context.committed_token_ids)

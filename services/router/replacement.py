@@ -34,9 +34,14 @@ class Failures:
             if now - self._overloaded_since > patience_s:
                 raise error
             return
-        # A reservation that its worker does not know: it ended, or the worker was restarted.
-        if error.kind not in _WORKER_FAULTS and not isinstance(error, RequestNotFound):
+        if not is_workers_fault(error):
             raise error
         self._num_faults += 1
         if self._num_faults >= max_attempts:
             raise error
+
+
+def is_workers_fault(error: ServingError) -> bool:
+    """Whether the same request may go well on another worker, or on the same one a moment later."""
+    # A reservation that its worker does not know has ended, or the worker was restarted.
+    return error.kind in _WORKER_FAULTS or isinstance(error, RequestNotFound)

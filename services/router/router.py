@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from importlib import metadata
 
 from common.tokenizer import Tokenizer
 from services.router.admission import AdmissionQueue
@@ -14,8 +13,6 @@ from services.router.leases import Leases
 from services.router.pipeline import Pipeline
 from services.router.validation import Validator
 from services.router.workers import WorkerDirectory
-
-DISTRIBUTION = "dspark-serving"
 
 
 class Router:
@@ -41,13 +38,6 @@ class Router:
             contexts=self.contexts,
             leases=self.leases,
         )
-
-    @property
-    def version(self) -> str:
-        try:
-            return metadata.version(DISTRIBUTION)
-        except metadata.PackageNotFoundError:
-            return "unknown (not installed)"
 
     @property
     def uptime_s(self) -> float:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import grpc.aio
 
 from common.rpc.interceptor import REQUEST_ID_KEY
+from common.rpc.worker_info import server_version
 from dspark.v1 import inference_service_pb2 as pb
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceServicer
 from services.router import convert
@@ -81,7 +82,7 @@ class RouterServicer(InferenceServiceServicer):
     ) -> pb.GetServerInfoResponse:
         router = self._router
         return pb.GetServerInfoResponse(
-            version=router.version,
+            version=server_version(),
             role="router",
             uptime_s=router.uptime_s,
             queued_requests=router.queue.num_waiting,

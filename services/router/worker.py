@@ -15,6 +15,10 @@ logger = logging.getLogger(__name__)
 OnLost = Callable[[WorkerLost], None]
 
 
+def _ignore(error: WorkerLost) -> None:
+    """For whoever finds out by himself."""
+
+
 class Worker:
     """State and load of one worker. Whoever runs something on it is told when it is lost."""
 
@@ -60,7 +64,7 @@ class Worker:
         return was_there
 
     @contextlib.contextmanager
-    def carrying(self, num_tokens: int, on_lost: OnLost) -> Iterator[None]:
+    def carrying(self, num_tokens: int, on_lost: OnLost = _ignore) -> Iterator[None]:
         """Count a request as running here until the block ends; `on_lost` is called if the worker goes before."""
         self.pending_tokens += num_tokens
         self.running_requests += 1

@@ -354,11 +354,11 @@ async def test_altered_bytes_are_sent_once_more(pair: Pair) -> None:
     await stream.admit(context, reserved)
     _, done = await it.hand_over(context, reserved)
     await stream.next("admitted")
-    assert pair.sink.wrong_rows == []
     assert it.decode.intake.counts["digest_mismatches"] == 1
     assert done.num_bytes > 0
     await stream.abort(context)
     await stream.skip_to("finished")
+    assert pair.sink.wrong_rows == []
 
 
 async def test_bytes_that_are_altered_twice_fail_the_request_on_both_sides(pair: Pair) -> None:
@@ -384,13 +384,13 @@ async def test_a_repeated_complete_is_accepted_again_and_runs_nothing_twice(pair
     request = convert.result_to_pb(a_result(200), key, reserved.capability)
     # It was accepted with the right digest; a repeat is known by its key, whatever it says.
     assert (await it.handoff_stub.Complete(request)).accepted
-    assert len(pair.sink.adopted) == 1
     # Nor can the sender take back what it has handed over.
     aborting = handoff_service_pb2.AbortHandoffRequest(
         key=convert.key_to_pb(key), capability=reserved.capability
     )
     await it.handoff_stub.AbortHandoff(aborting)
     assert (await stream.next("verified")).round == 1
+    assert len(pair.sink.adopted) == 1
     await stream.abort(context)
     await stream.skip_to("finished")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -207,14 +207,15 @@ class TestReplacement:
     async def test_a_prefill_worker_that_dies_after_the_handoff_is_not_missed(
         self, system: Cluster
     ) -> None:
-        system.decode.round_gate.clear()
+        system.prefill.done_gate.clear()
         call = system.stub.Generate(generate_request(stop=STOP))
-        first = await anext(aiter(call))
-        await system.decode.seen.until(lambda: bool(system.decode.admits))
+        responses = aiter(call)
+        received = [await anext(responses), await anext(responses)]
+        system.decode.round_gate.clear()
         system.prefill.generation = "prefill-2"
         await workers_seen(system, lambda workers: workers[0].generation == "prefill-2")
         system.decode.round_gate.set()
-        received = [first, *await collect(call)]
+        received += [response async for response in responses]
         assert tokens_of(received) == SEQUENCE[:30]
         assert received[-1].completion.route.replacements == 0
 
@@ -273,6 +274,7 @@ class TestReplacement:
         received = [first, *await collect(call)]
         assert tokens_of(received) == SEQUENCE[:30]
         assert len(other.admits) == 1
+        await stalled.seen.until(lambda: stalled.num_streams_ended == 1)
         stalled.info_gate.set()
 
     async def test_a_prefill_worker_that_stalls_is_left(self, quick_pairs: Cluster) -> None:
@@ -322,6 +324,23 @@ class TestRefusal:
         assert tokens_of(received) == SEQUENCE[:30]
         assert len(pairs.decodes[1].admits) == 1
         assert received[-1].completion.route.replacements == 0
+
+    async def test_a_decode_worker_that_fails_at_once_is_passed_by(self, pairs: Cluster) -> None:
+        pairs.decodes[0].refusals = [ServingError("a bug")]
+        received = await collect(pairs.stub.Generate(generate_request(stop=STOP)))
+        assert tokens_of(received) == SEQUENCE[:30]
+        assert len(pairs.decodes[1].admits) == 1
+
+    async def test_requests_that_come_together_are_spread(self, pairs: Cluster) -> None:
+        for decode in pairs.decodes:
+            decode.reserve_gate.clear()
+        calls = [collect(pairs.stub.Generate(generate_request(stop=STOP))) for _ in range(8)]
+        together = asyncio.gather(*calls)
+        for decode in pairs.decodes:
+            await decode.seen.until(lambda d=decode: len(d.reserves) == 4)  # type: ignore[misc]
+            decode.reserve_gate.set()
+        await together
+        assert [len(prefill.prefills) for prefill in pairs.prefills] == [4, 4]
 
     async def test_with_all_full_a_request_waits_for_room(self, system: Cluster) -> None:
         system.decode.refusals = [CapacityExhausted("full")] * 2
@@ -424,10 +443,10 @@ async def until_idle(system: Cluster) -> None:
                 return
 
 
-async def workers_seen(system: Cluster, is_true: object) -> None:
+async def workers_seen(system: Cluster, is_true: Callable[[Sequence[pb.Worker]], bool]) -> None:
     """Wait until the router's view of its workers is as wanted."""
     async with asyncio.timeout(5):
         while True:
             listed = await system.stub.ListWorkers(pb.ListWorkersRequest())
-            if is_true(listed.workers):  # type: ignore[operator]
+            if is_true(listed.workers):
                 return

@@ -75,6 +75,7 @@ class FakeDecode(DecodeServiceServicer):
         self.commits: list[decode_service_pb2.Commit] = []
         self.aborts: list[decode_service_pb2.Abort] = []
         self.num_rounds_sent = 0
+        self.num_streams_ended = 0
         self._running: dict[Key, _Running] = {}
         self._handed_off: dict[Key, asyncio.Event] = {}
         self._events: asyncio.Queue[decode_service_pb2.DecodeEvent | None] = asyncio.Queue()
@@ -130,6 +131,8 @@ class FakeDecode(DecodeServiceServicer):
             for running in self._running.values():
                 running.task.cancel()
             self._running.clear()
+            self.num_streams_ended += 1
+            self.seen.note()
 
     async def GetWorkerInfo(
         self, request: decode_service_pb2.DecodeServiceGetWorkerInfoRequest, context: Context
@@ -242,6 +245,7 @@ class FakePrefill(PrefillServiceServicer):
         self.info_gate = _open_gate()
         self.start_gate = _open_gate()
         self.handoff_gate = _open_gate()
+        self.done_gate = _open_gate()
         self.says_first_token = True
         self.seen = Seen()
         self.prefills: list[prefill_service_pb2.PrefillRequest] = []
@@ -264,6 +268,7 @@ class FakePrefill(PrefillServiceServicer):
             await self.handoff_gate.wait()
             decode = self.decodes[request.ticket.decode_address]
             decode.hand_off((request.context.request_id, request.context.epoch))
+            await self.done_gate.wait()
             done = prefill_service_pb2.HandoffDone(
                 lease_id=f"lease-{len(self.prefills)}", lease_s=30.0, transfer_engine="fake"
             )

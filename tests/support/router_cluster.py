@@ -111,4 +111,5 @@ def generate_request(num_prompt: int = 8, **fields: object) -> pb.GenerateReques
 async def collect(
     call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse],
 ) -> list[pb.GenerateResponse]:
-    return [response async for response in call]
+    async with asyncio.timeout(20):
+        return [response async for response in call]

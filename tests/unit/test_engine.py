@@ -365,9 +365,7 @@ def test_a_proposal_longer_than_ours_is_cut_to_what_our_rings_can_roll_back(
     draft_length: int,
 ) -> None:
     """Formerly all of it was verified, and its rejected rows overwrote live ones."""
-    wanted = Wanted(
-        prompt=random_tokens(143, seed=3), max_length=175, role=Role.UNTIL_FIRST_TOKEN
-    )
+    wanted = Wanted(prompt=random_tokens(143, seed=3), max_length=175, role=Role.UNTIL_FIRST_TOKEN)
     prefill = EngineBench(MODEL, draft_length=15)
     decode = EngineBench(
         MODEL if draft_length else TARGET_ONLY, draft_length=draft_length, garbage=True

@@ -1,0 +1,56 @@
+"""`python -m benchmarks [main|engine]`: measure, print a table, write `benchmarks/results/<name>.json`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.engine import run_engine
+from benchmarks.environment import environment
+from benchmarks.suite import Effort, run_main
+from common.checkpoint.folder import DEFAULT_MODEL, checkpoint_folder
+
+RESULTS = Path(__file__).with_name("results")
+QUICK = Effort(repeats=1, every=6, sampled=1)
+
+
+def main() -> int:
+    options = _options()
+    console = Console()
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:5.0f} s  {what}[/dim]", highlight=False)
+
+    checkpoint_dir = checkpoint_folder(options.model)
+    before = environment()
+    if options.name == "engine":
+        figures = run_engine(checkpoint_dir, say)
+    else:
+        effort = QUICK if options.quick else Effort()
+        figures = asyncio.run(run_main(str(checkpoint_dir), checkpoint_dir, effort, say))
+        report.show(console, figures)
+    results = {**before, **figures, "environment.benchmark_s": time.monotonic() - began}
+    path = options.results / f"{options.name}.json"
+    report.write(path, results)
+    console.print(f"written to {path}")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", nargs="?", default="main", choices=("main", "engine"))
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="checkpoint folder or shipped name")
+    parser.add_argument("--quick", action="store_true", help="once through, for a first look")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
