@@ -29,8 +29,8 @@ def show(console: Console, figures: Mapping[str, Value]) -> None:
 
 def _speed_table(figures: Mapping[str, Value]) -> Table:
     table = Table(title="decode through router, prefill and decode", title_justify="left")
-    for name in ("at once", "", "tokens/s", "ratio", "chat", "code", "first token p50", "p95"):
-        table.add_column(name, justify="left" if not name else "right")
+    for name in ("at once", "mode", "tokens/s", "ratio", "chat", "code", "TTFT p50", "p95"):
+        table.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
     table.add_row("1", "transformers", _rate(figures["decode.c1.transformers_tokens_per_s"]), "")
     for c in ("c1", "c4", "c16"):
         for mode in ("target", "dspark"):
@@ -46,7 +46,7 @@ def _speed_table(figures: Mapping[str, Value]) -> Table:
                 ]
             table.add_row(
                 c[1:],
-                "target alone" if mode == "target" else "DSpark",
+                "target" if mode == "target" else "DSpark",
                 _rate(figures[f"decode.{c}.{mode}_tokens_per_s"]),
                 ratio,
                 *domains,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from common.tokenizer import Tokenizer
@@ -17,22 +17,12 @@ from services.router.requests import (
     TextPrompt,
     TokenPrompt,
 )
+from services.router.served_model import ServedModel
 
 MAX_STOP_TOKEN_IDS = 256
 
 _INLINE_CHARS = 2048
 """Texts up to this length are encoded on the event loop; a thread costs more than their encoding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """The model behind the workers, as they report it."""
-
-    fingerprint: str
-    max_context_length: int
-    """Largest prompt plus completion."""
-    vocab_size: int
-    draft_length: int
 
 
 def draw_seed() -> int:

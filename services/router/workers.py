@@ -23,7 +23,7 @@ from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
 from services.router.config import RouterConfig
 from services.router.decode_link import DecodeLink
 from services.router.policy import WorkerLoad, WorkerState, rank
-from services.router.validation import ServedModel
+from services.router.served_model import ServedModel, served_model
 from services.router.worker import Worker
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from dspark.v1.prefill_service_pb2_grpc import PrefillServiceAsyncStub
 
 logger = logging.getLogger(__name__)
-
-POSITIONS_PER_PAGE = 128
-"""As the wire contract has it, on every worker."""
 
 
 class PrefillWorker(Worker):
@@ -86,7 +83,8 @@ class WorkerDirectory:
     def __init__(self, config: RouterConfig, *, on_change: Callable[[], None]) -> None:
         self._config = config.workers
         self._on_change = on_change
-        self._model: ServedModel | None = None
+        self._fingerprint: str | None = None
+        """Of the served model."""
         self._channels = {
             address: open_channel(address, max_message_bytes=config.max_message_bytes)
             for address in (*config.prefill_addresses, *config.decode_addresses)
@@ -118,15 +116,10 @@ class WorkerDirectory:
 
         Raises NoReadyWorkers as long as no decode worker was heard of.
         """
-        if self._model is None:
+        if self._fingerprint is None:
             raise no_ready_workers("decode")
-        infos = (worker.info for worker in (*self.prefill, *self.decode))
-        limits = [
-            _context_limit(info)
-            for info in infos
-            if info is not None and info.model_fingerprint == self._model.fingerprint
-        ]
-        return replace(self._model, max_context_length=min(limits))
+        workers: list[Worker] = [*self.prefill, *self.decode]
+        return served_model(self._fingerprint, [w.info for w in workers if w.info is not None])
 
     def ranked_prefill(self, avoid: frozenset[str] = frozenset()) -> list[PrefillWorker]:
         """Prefill workers that can be used, the one to try first in front."""
@@ -155,11 +148,11 @@ class WorkerDirectory:
     def _rank(
         self, workers: list[PrefillWorker] | list[DecodeWorker], avoid: frozenset[str]
     ) -> list[str]:
-        if self._model is None:
+        if self._fingerprint is None:
             return []
         return rank(
             (worker.load() for worker in workers),
-            model_fingerprint=self._model.fingerprint,
+            model_fingerprint=self._fingerprint,
             avoid=avoid,
         )
 
@@ -209,52 +202,27 @@ class WorkerDirectory:
 
     def _learn_model(self, worker: Worker) -> None:
         """The first decode worker says what is served; once every decode worker that agreed was replaced, the next one."""
-        fingerprint = _fingerprint(worker)
-        if self._model is not None and fingerprint == self._model.fingerprint:
+        assert worker.info is not None, f"{worker.address} was heard of without saying anything"
+        fingerprint = worker.info.model_fingerprint
+        if fingerprint == self._fingerprint:
             return
-        is_served = self._model is not None and any(
-            _fingerprint(decode) == self._model.fingerprint for decode in self.decode
-        )
-        if worker.info is not None and worker.role == "decode" and not is_served:
-            self._model = _served_model(worker.info)
+        served = {
+            decode.info.model_fingerprint for decode in self.decode if decode.info is not None
+        }
+        if worker.role == "decode" and self._fingerprint not in served:
+            self._fingerprint = fingerprint
             logger.info("serving model %s, as %s says", fingerprint, worker.address)
-            self._warn_of_strangers(fingerprint, *self.prefill, *self.decode)
-        elif self._model is not None:
-            self._warn_of_strangers(self._model.fingerprint, worker)
-
-    def _warn_of_strangers(self, fingerprint: str, *workers: Worker) -> None:
-        for worker in workers:
-            if worker.info is not None and _fingerprint(worker) != fingerprint:
-                logger.warning(
-                    "%s worker %s is not used: its model is %s",
-                    worker.role,
-                    worker.address,
-                    _fingerprint(worker),
-                )
-
-
-def _context_limit(info: worker_pb2.WorkerInfo) -> int:
-    """A request that needs more pages than a worker has would wait for ever."""
-    if info.num_pages == 0:
-        return info.max_context_length
-    return min(info.max_context_length, info.num_pages * POSITIONS_PER_PAGE)
-
-
-def _fingerprint(worker: Worker) -> str:
-    return worker.info.model_fingerprint if worker.info is not None else ""
+        elif self._fingerprint is not None:
+            logger.warning(
+                "%s worker %s is not used: its model is %s",
+                worker.role,
+                worker.address,
+                fingerprint,
+            )
 
 
 def no_ready_workers(role: str) -> NoReadyWorkers:
     return NoReadyWorkers(f"no {role} worker is ready", retry_after_s=1.0, metadata={"role": role})
-
-
-def _served_model(info: worker_pb2.WorkerInfo) -> ServedModel:
-    return ServedModel(
-        fingerprint=info.model_fingerprint,
-        max_context_length=info.max_context_length,
-        vocab_size=info.vocab_size,
-        draft_length=info.draft_length,
-    )
 
 
 async def _sleep_unless(event: asyncio.Event, period_s: float) -> None:

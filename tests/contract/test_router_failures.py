@@ -416,6 +416,21 @@ class TestRefusal:
                 await collect(system.stub.Generate(generate_request(stop=STOP)))
             assert not stranger.prefills
 
+    async def test_workers_that_were_all_replaced_by_another_model_serve_that_one(
+        self, system: Cluster
+    ) -> None:
+        for worker in (system.decode, system.prefill):
+            worker.fingerprint, worker.generation = "model-b", "next"
+        await workers_seen(
+            system, lambda workers: all(worker.generation == "next" for worker in workers)
+        )
+        info = await system.stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert info.fingerprint == "model-b"
+        assert (
+            tokens_of(await collect(system.stub.Generate(generate_request(stop=STOP))))
+            == (SEQUENCE[:30])
+        )
+
 
 class TestDrain:
     async def test_running_requests_finish_and_new_ones_are_refused(self, system: Cluster) -> None:

@@ -16,7 +16,8 @@ from services.router.requests import (
     TextPrompt,
     TokenPrompt,
 )
-from services.router.validation import ServedModel, Validator
+from services.router.served_model import ServedModel
+from services.router.validation import Validator
 from tests.support.chat_tokenizer import BOS, USER, write_tokenizer
 
 MODEL = ServedModel(fingerprint="f", max_context_length=100, vocab_size=300, draft_length=7)
