@@ -23,6 +23,8 @@ QUICK = Effort(repeats=1, every=6, sampled=1)
 def main() -> int:
     options = _options()
     console = Console()
+    if not console.is_terminal:
+        console.width = 100
     began = time.monotonic()
 
     def say(what: str) -> None:

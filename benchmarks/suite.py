@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import dspark
@@ -17,7 +18,7 @@ from common.tokenizer import ChatMessage, Tokenizer
 Figures = dict[str, float]
 Say = Callable[[str], None]
 
-NUM_PEER_TOKENS = 48
+NUM_PEER_TOKENS = 32
 NUM_PEER_PROMPTS = 6
 
 
@@ -26,7 +27,7 @@ class Effort:
     """How long everything takes."""
 
     repeats: int = 3
-    """Pairs of runs per concurrency; figures are medians."""
+    """Turns per concurrency; figures are medians."""
     every: int = 2
     """Of the unseen prompts, one in so many is measured at concurrency 1."""
     sampled: int = 2
@@ -34,61 +35,77 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Turn:
     """The same load on both deployments, one right after the other: the machine's moods hit both."""
 
     target: Run
     dspark: Run
+    peer_tokens_per_s: float = 0.0
+    """transformers' rate in the same turn; 0 where it was not asked."""
 
 
 async def run_main(model: str, checkpoint_dir: Path, effort: Effort, say: Say) -> Figures:
     """Every figure of the main benchmark by name."""
     prompts = [prompt for prompt in load_prompts() if prompt.is_unseen]
     few = prompts[:: effort.every]
+    figures: Figures = {}
     async with (
         deployed(model, speculate=False) as target,
         deployed(model, speculate=True) as speculating,
     ):
         say("warming up")
+        peer = _Peer(checkpoint_dir, few)
         for address in (target, speculating):
             await drive(address, few[:4], concurrency=4, max_tokens=24)
-        loads = {1: few, 4: prompts, 16: [*prompts, *prompts]}
-        figures: Figures = {}
-        for concurrency, load in loads.items():
-            pairs = []
+        for concurrency, load in {1: few, 4: prompts, 16: [*prompts, *prompts]}.items():
+            turns = []
             for i in range(effort.repeats):
-                say(
-                    f"{concurrency} at once, {len(load)} requests, pair {i + 1} of {effort.repeats}"
-                )
-                pairs.append(await _pair(target, speculating, load, concurrency))
-            figures |= _decode_figures(concurrency, pairs)
+                say(f"{concurrency} at once, {len(load)} requests, {i + 1} of {effort.repeats}")
+                turn = await _turn(target, speculating, load, concurrency)
+                if concurrency == 1:
+                    turn = replace(turn, peer_tokens_per_s=await asyncio.to_thread(peer.rate))
+                turns.append(turn)
+            figures |= _decode_figures(concurrency, turns)
         say("accepted lengths")
         figures |= await _accepted_lengths(speculating, prompts, effort)
-    say("transformers")
-    figures |= _peer_figures(checkpoint_dir, few, figures)
     return figures
 
 
-async def _pair(target: str, speculating: str, load: Sequence[Prompt], concurrency: int) -> Pair:
-    pair = Pair(
+class _Peer:
+    """transformers on a few of the prompts, with as many threads as a worker has."""
+
+    def __init__(self, checkpoint_dir: Path, prompts: Sequence[Prompt]) -> None:
+        tokenizer = Tokenizer.from_folder(checkpoint_dir)
+        step = max(1, len(prompts) // NUM_PEER_PROMPTS)
+        self._prompts = [tokens_of(tokenizer, prompt) for prompt in prompts[::step]]
+        self._decoder = PeerDecoder(checkpoint_dir, num_threads=worker_threads())
+        self._decoder.run(self._prompts[:1], num_tokens=8)
+
+    def rate(self) -> float:
+        return self._decoder.run(self._prompts, num_tokens=NUM_PEER_TOKENS).tokens_per_s
+
+
+async def _turn(target: str, speculating: str, load: Sequence[Prompt], concurrency: int) -> Turn:
+    return Turn(
         target=await drive(target, load, concurrency=concurrency),
         dspark=await drive(speculating, load, concurrency=concurrency),
     )
-    tokens = [
-        sorted((s.prompt.id, s.token_ids) for s in run.samples)
-        for run in (pair.target, pair.dspark)
-    ]
-    assert tokens[0] == tokens[1], "speculation changed the output; the figures would mean nothing"
-    return pair
 
 
-def _decode_figures(concurrency: int, pairs: Sequence[Pair]) -> Figures:
+def _decode_figures(concurrency: int, turns: Sequence[Turn]) -> Figures:
     c = f"c{concurrency}"
-    modes = {"target": [p.target for p in pairs], "dspark": [p.dspark for p in pairs]}
-    figures = {f"decode.{c}.dspark_over_target": _median(_ratio(pair) for pair in pairs)}
+    modes = {"target": [t.target for t in turns], "dspark": [t.dspark for t in turns]}
+    figures = {f"decode.{c}.dspark_over_target": _median(_ratio(turn) for turn in turns)}
     for domain in ("chat", "code"):
         figures[f"decode.{c}.{domain}.dspark_over_target"] = _median(
-            _request_ratio(pair, domain) for pair in pairs
+            _request_ratio(turn, domain) for turn in turns
+        )
+    figures[f"decode.{c}.equal_outputs"] = _median(_equal_outputs(turn) for turn in turns)
+    peer_rates = [turn.peer_tokens_per_s for turn in turns]
+    if all(peer_rates):
+        figures[f"decode.{c}.transformers_tokens_per_s"] = _median(peer_rates)
+        figures[f"decode.{c}.target_over_transformers"] = _median(
+            turn.target.decode_tokens_per_s / turn.peer_tokens_per_s for turn in turns
         )
     for mode, runs in modes.items():
         first_s = sorted(s.time_to_first_token_s for run in runs for s in run.samples)
@@ -102,17 +119,26 @@ def _decode_figures(concurrency: int, pairs: Sequence[Pair]) -> Figures:
     return figures
 
 
-def _ratio(pair: Pair) -> float:
-    return pair.dspark.decode_tokens_per_s / pair.target.decode_tokens_per_s
+def _ratio(turn: Turn) -> float:
+    return turn.dspark.decode_tokens_per_s / turn.target.decode_tokens_per_s
 
 
-def _request_ratio(pair: Pair, domain: str) -> float:
+def _request_ratio(turn: Turn, domain: str) -> float:
     """How much quicker the requests of a domain got, each by itself: at once they share the time."""
     target, speculating = (
         sum(s.last - s.first for s in run.of_domain(domain).samples)
-        for run in (pair.target, pair.dspark)
+        for run in (turn.target, turn.dspark)
     )
     return target / speculating
+
+
+def _equal_outputs(turn: Turn) -> float:
+    """Share of requests with the same tokens from both: all, unless two candidates are equal to the last bit."""
+    target, speculating = (
+        sorted((s.prompt.id, s.token_ids) for s in run.samples)
+        for run in (turn.target, turn.dspark)
+    )
+    return sum(a == b for a, b in zip(target, speculating, strict=True)) / len(target)
 
 
 async def _accepted_lengths(address: str, prompts: Sequence[Prompt], effort: Effort) -> Figures:
@@ -139,20 +165,6 @@ async def _accepted_lengths(address: str, prompts: Sequence[Prompt], effort: Eff
             samples = tuple(s for run in runs for s in run.of_domain(domain).samples)
             figures[f"accepted_length.{domain}.{name}"] = Run(samples=samples).mean_accepted_length
     return figures
-
-
-def _peer_figures(checkpoint_dir: Path, prompts: Sequence[Prompt], measured: Figures) -> Figures:
-    tokenizer = Tokenizer.from_folder(checkpoint_dir)
-    token_ids = [tokens_of(tokenizer, prompt) for prompt in prompts]
-    step = max(1, len(token_ids) // NUM_PEER_PROMPTS)
-    decoder = PeerDecoder(checkpoint_dir, num_threads=worker_threads())
-    decoder.run(token_ids[:1], num_tokens=8)
-    run = decoder.run(token_ids[::step], num_tokens=NUM_PEER_TOKENS)
-    target = measured["decode.c1.target_tokens_per_s"]
-    return {
-        "decode.c1.transformers_tokens_per_s": run.tokens_per_s,
-        "decode.c1.target_over_transformers": target / run.tokens_per_s,
-    }
 
 
 def tokens_of(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:

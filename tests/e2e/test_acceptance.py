@@ -44,10 +44,16 @@ def test_unseen_prompts_are_drafted_well(
     temperature: float,
     at_least: float,
 ) -> None:
-    """The bounds leave room below the model card's figures: sampled lengths vary with the seeds, which are fixed here."""
+    """The bounds leave room below the model card's figures: sampled lengths vary with the seeds, which are fixed here.
+
+    Sampled requests are verified by rejection, as unseeded ones are.
+    """
     chosen = [q for q in questions if q.is_unseen and q.domain == domain]
     seeds = range(3) if temperature else range(1)
-    sampling = [dspark.SamplingParams(temperature=temperature, seed=seed) for seed in seeds]
+    sampling = [
+        dspark.SamplingParams(temperature=temperature, seed=seed, verification="rejection")
+        for seed in seeds
+    ]
     length = accepted_length(system, chosen, sampling)
     figure(f"accepted length, {domain}, T={temperature:g}: {length:.2f} over {len(chosen)} prompts")
     assert length >= at_least

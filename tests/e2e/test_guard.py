@@ -114,6 +114,8 @@ def test_plain_decoding_equals_an_independent_implementation(
     figure: Callable[[str], None],
 ) -> None:
     margin, where = smallest_margin(peer, questions, greedy)
+    # Other machines sum in another order; a prompt that hangs on the last bits of a logit would test that instead.
+    assert margin > 2e-5, f"choose another prompt: {where} has a margin of {margin:.1e}"
     num_tokens = sum(len(output.token_ids) for output in greedy)
     figure(
         f"guard: {len(questions)} prompts, {num_tokens} tokens; smallest top-2 margin {margin:.2e} ({where})"
