@@ -1,4 +1,4 @@
-"""The interface of device-specific fast paths and their choice. The plain torch version is the specification.
+"""The interface of device-specific fast paths. The plain torch version is the specification.
 
 Letters: N rows, S streams, D hidden size, H heads, E experts, k experts per token, I expert width.
 """
@@ -70,14 +70,3 @@ class Kernels(Protocol):
     ) -> torch.Tensor:
         """Weighted sum of `[N, k]` chosen experts for few rows `x [N, D]`; `w13 [E, 2 * I, D]`, `w2 [E, I, D]`."""
         ...
-
-
-def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The fastest version that runs on the device in the model's dtype."""
-    if device.type == "cpu" and dtype == torch.float32:
-        from common.model.kernels.cpu import CpuKernels
-
-        return CpuKernels()
-    from common.model.kernels.plain import PlainKernels
-
-    return PlainKernels()
