@@ -10,17 +10,28 @@ DEFAULT_MODEL = "dspark-tiny"
 
 
 def checkpoint_folder(model: str) -> Path:
-    """The folder of a checkpoint given as a path or by the name of one that ships with the package.
+    """The folder of a checkpoint that can be served, as `find_checkpoint` finds it.
 
     Raises CheckpointError that names what is missing.
+    """
+    return _complete_checkpoint(find_checkpoint(model))
+
+
+def find_checkpoint(model: str) -> Path:
+    """The folder of a checkpoint given as a path or by the name of one that ships with the package, whatever is in it.
+
+    Raises CheckpointError when there is none.
     """
     root = Path(__file__).resolve().parents[2]
     # A clone keeps it under checkpoints/, a wheel inside the package; see pyproject.toml.
     shipped = (root / "checkpoints" / model, root / "services" / "_checkpoints" / model)
-    candidates = (Path(model).expanduser(), *(shipped if Path(model).name == model else ()))
+    candidates: tuple[Path, ...] = (
+        Path(model).expanduser(),
+        *(shipped if Path(model).name == model else ()),
+    )
     for folder in candidates:
         if folder.is_dir():
-            return _complete_checkpoint(folder)
+            return folder
     raise CheckpointError(
         f"there is no checkpoint {model!r}: give the path of a folder with config.json, tokenizer.json and "
         f"*.safetensors, or {DEFAULT_MODEL!r} for the one that ships with this package"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from common.checkpoint.fingerprint import fingerprint
 from common.checkpoint.loader import load_model
-from common.checkpoint.reader import Progress, fingerprint
+from common.checkpoint.reader import Progress, ReadOptions
 from common.engine.config import EngineConfig
 from common.engine.engine import Engine
 from common.engine.runner import Runner
@@ -40,6 +41,8 @@ class EngineSettings:
     """None: the checkpoint's max_position_embeddings."""
     max_step_rows: int = 512
     max_uncommitted_rounds: int = 2
+    slow_storage_mb_per_s: float = 500.0
+    """Loading warns when storage is slower; 0 never warns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ def build_engine(settings: EngineSettings, *, on_progress: Progress | None = Non
         dtype=DTYPES[settings.dtype],
         device=device,
         on_progress=on_progress,
+        options=ReadOptions(slow_mb_per_s=settings.slow_storage_mb_per_s),
     )
     config = model.config
     draft_length = _draft_length(settings, config)

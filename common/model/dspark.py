@@ -38,5 +38,17 @@ def build_model(
     target = Target(config, weights, kernels, device)
     drafter = None
     if config.has_drafter:
-        drafter = Drafter(config, weights, kernels, device, embed=target.embed, head=target.head)
+        embed, head = _drafter_vocabulary(config, weights, target)
+        drafter = Drafter(config, weights, kernels, device, embed=embed, head=head)
     return DSparkModel(config, target, drafter, dtype, device)
+
+
+def _drafter_vocabulary(
+    config: ModelConfig, weights: Weights, target: Target
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Embedding and head of the drafter: the target's, unless a checkpoint with rotated hidden states brings others."""
+    shape = (config.vocab_size, config.hidden_size)
+    first, last = weights.under("mtp.0"), weights.under(f"mtp.{config.num_drafter_layers - 1}")
+    embed = first.matrix("embed.weight", *shape) if first.has("embed.weight") else target.embed
+    head = last.floats("head.weight", *shape) if last.has("head.weight") else target.head
+    return embed, head

@@ -25,14 +25,14 @@ class ExpertBank:
         self._num_experts = experts
         self._limit = config.swiglu_limit
         self._kernels = kernels
-        w1, w2, w3 = [], [], []
+        # Filled one by one: a layer's experts in a list and stacked would be in memory twice.
+        self.w13 = weights.empty_matrices(experts, 2 * width, hidden)  # [E, 2 * I, D]
+        self.w2 = weights.empty_matrices(experts, width, hidden)  # [E, I, D]
         for e in range(experts):
             expert = weights.under(f"experts.{e}")
-            w1.append(expert.matrix("w1.weight", width, hidden))
-            w3.append(expert.matrix("w3.weight", width, hidden))
-            w2.append(expert.matrix("w2.weight", hidden, width).T)
-        self.w13 = torch.cat((torch.stack(w1), torch.stack(w3)), dim=1)  # [E, 2 * I, D]
-        self.w2 = torch.stack(w2)  # [E, I, D]
+            expert.fill(self.w13[e, :width], "w1.weight", width, hidden)
+            expert.fill(self.w13[e, width:], "w3.weight", width, hidden)
+            expert.fill(self.w2[e], "w2.weight", hidden, width, is_transposed=True)
 
     def __call__(
         self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor

@@ -1,0 +1,88 @@
+"""From stored codes and scales to float32 values. Knows the storages of `storage.py`; no names and no files.
+
+Matrices may be parts: `first_row` and `first_column` say where in the whole one the codes begin, as scales do not move.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from common.checkpoint.storage import FP4_GROUP, FP8_BLOCK
+
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""By the lower three bits of a code; the fourth is the sign."""
+
+
+def e8m0_to_float(scale: torch.Tensor) -> torch.Tensor:
+    """Powers of two from biased exponents: 0 is 2^-127, 254 is 2^127, 255 is not a number."""
+    exponents = scale.view(torch.uint8).to(torch.int32)
+    bits = exponents << 23
+    bits[exponents == 0] = 1 << 22  # 2^-127 is below float32's normal numbers
+    bits[exponents == 255] = 0x7FC0_0000
+    return bits.view(torch.float32)
+
+
+def dequantize_fp8(
+    codes: torch.Tensor, scale: torch.Tensor, first_row: int = 0, first_column: int = 0
+) -> torch.Tensor:
+    """`codes [rows, columns]` F8_E4M3 with one scale per 128x128 block of the whole matrix."""
+    rows, columns = codes.shape
+    values = codes.to(torch.float32)
+    by_column = e8m0_to_float(scale).repeat_interleave(FP8_BLOCK, dim=1)
+    by_column = by_column[:, first_column : first_column + columns]
+    for block, chosen in _row_blocks(first_row, rows):
+        values[chosen] *= by_column[block]
+    return values
+
+
+def dequantize_fp4(
+    codes: torch.Tensor, scale: torch.Tensor, first_row: int = 0, first_column: int = 0
+) -> torch.Tensor:
+    """`codes [rows, columns / 2]` with two FP4 codes a byte, low nibble first, and a scale per 32 columns of a row."""
+    rows, columns = codes.shape[0], codes.shape[1] * 2
+    assert first_column % FP4_GROUP == 0 and columns % FP4_GROUP == 0, (
+        f"a part of an FP4 matrix must not cut a group: {first_column=} {columns=}"
+    )
+    first_group = first_column // FP4_GROUP
+    chosen = scale[first_row : first_row + rows, first_group : first_group + columns // FP4_GROUP]
+    bytes_ = codes.view(torch.uint8).to(torch.int32).flatten()
+    pairs = _fp4_pairs().index_select(0, bytes_)
+    values = pairs.view(torch.float32).view(rows, -1, FP4_GROUP)
+    values *= e8m0_to_float(chosen.contiguous()).unsqueeze(-1)
+    return values.view(rows, columns)
+
+
+def dequantize_int8(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    offset: torch.Tensor | None = None,
+    first_row: int = 0,
+) -> torch.Tensor:
+    """`codes [rows, columns]` with a float32 scale, and where there is one an offset, per row."""
+    values = codes.to(torch.float32)
+    chosen = slice(first_row, first_row + codes.shape[0])
+    if offset is not None:
+        values -= offset.view(-1, 1)[chosen]
+    values *= scale.view(-1, 1)[chosen]
+    return values
+
+
+def _row_blocks(first_row: int, num_rows: int) -> Iterator[tuple[int, slice]]:
+    """Blocks of the whole matrix with the rows of the part that lie in them."""
+    row = first_row
+    while row < first_row + num_rows:
+        end = min((row // FP8_BLOCK + 1) * FP8_BLOCK, first_row + num_rows)
+        yield row // FP8_BLOCK, slice(row - first_row, end - first_row)
+        row = end
+
+
+@functools.cache
+def _fp4_pairs() -> torch.Tensor:
+    """The two float32 values of every byte, as one integer: a single look-up per byte."""
+    signed = torch.tensor([*FP4_VALUES, *(-value for value in FP4_VALUES)])
+    byte = torch.arange(256)
+    pairs = torch.stack((signed[byte & 15], signed[byte >> 4]), dim=1)
+    return pairs.view(torch.int64).flatten()

@@ -1,0 +1,219 @@
+"""What a checkpoint needs of a device's memory on a given mesh, and what then fits. Arithmetic only; needs no torch."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from common.checkpoint.contract import wanted_parts
+from common.checkpoint.formats import CheckpointFormat
+from common.checkpoint.headers import ITEM_BYTES, Headers
+from common.checkpoint.tensors import ModelTensor, Sharing, model_tensors
+from common.errors import ConfigError
+from common.kv_cache.layout import PAGE_TOKENS, Region, Retention, num_pages_for
+from common.model.cache_layout import cache_layout
+from common.model.config import ModelConfig
+
+
+class CacheFormat(enum.Enum):
+    """How cache rows are kept."""
+
+    OFFICIAL = "official"
+    """Rows of 448 FP8, 64 BF16 and 7 scales, padded to 584 bytes; indexer keys as FP4 with a scale per 32."""
+    BF16 = "bfloat16"
+    FP32 = "float32"
+
+
+class WeightsHeld(enum.Enum):
+    """How a device holds the weights."""
+
+    STORED = "stored"
+    """As the checkpoint has them; for kernels that multiply quantised matrices."""
+    BF16 = "bfloat16"
+    """Dequantised on load, float32 where the model computes in it; what this engine does."""
+    FP32 = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshShape:
+    """Numbers of a mesh. Every rank belongs to one data parallel group and one place of its tensor parallel group."""
+
+    dp: int = 1
+    tp: int = 1
+    ep: int = 1
+
+    def require_divides(self, config: ModelConfig) -> None:
+        """Raise ConfigError that names the numbers that do not go together."""
+        if min(self.dp, self.tp, self.ep) < 1:
+            raise ConfigError(f"dp {self.dp}, tp {self.tp} and ep {self.ep} must be at least 1")
+        if self.ep not in (1, self.num_ranks):
+            raise ConfigError(
+                f"ep is {self.ep}; give 1 or all {self.num_ranks} ranks of dp {self.dp} x tp {self.tp}"
+            )
+        for name, value, parts_name, num_parts in (
+            ("o_groups", config.o_groups, "tp", self.tp),
+            ("vocab_size", config.vocab_size, "tp", self.tp),
+            ("n_routed_experts", config.n_routed_experts, "ep", self.ep),
+        ):
+            if value % num_parts:
+                raise ConfigError(
+                    f"{name} ({value}) is not divisible by {parts_name} ({num_parts})"
+                )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.dp * self.tp
+
+    def num_parts(self, sharing: Sharing) -> int:
+        """Over how many ranks a tensor is spread."""
+        match sharing:
+            case Sharing.REPLICATED:
+                return 1
+            case Sharing.EXPERTS:
+                return self.ep
+            case _:
+                return self.tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What is asked."""
+
+    mesh: MeshShape = MeshShape()
+    device_bytes: int
+    utilization: float = 0.9
+    """Share of the device's memory that may be used; the rest is for activations and the driver."""
+    cache: CacheFormat = CacheFormat.BF16
+    weights: WeightsHeld = WeightsHeld.BF16
+    draft_length: int | None = None
+    """None: the checkpoint's dspark_block_size."""
+    context_length: int | None = None
+    """Context of the largest batch; None: the model's longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of one rank, and what fits. Ranks of a tensor parallel group hold the same cache."""
+
+    request: PlanRequest
+    weight_bytes: int
+    """Target and drafter together."""
+    expert_bytes: int
+    """The routed experts' part of them."""
+    drafter_weight_bytes: int
+    """The drafter's part of them."""
+    token_bytes: float
+    """Growth of a request per token of context."""
+    page_bytes: int
+    ring_bytes: int
+    """Window rings and open compression groups of one request."""
+    drafter_bytes: int
+    """Drafter rings of one request."""
+    usable_bytes: int
+    longest_context: int
+    """Tokens of a single request that fit; 0 when not even a page does."""
+    batch_context: int
+    largest_batch: int
+    """Requests of `batch_context` tokens that fit in all data parallel groups together."""
+
+    @property
+    def request_bytes(self) -> int:
+        """What a request takes whatever its length."""
+        return self.ring_bytes + self.drafter_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Left for requests; negative when the weights do not fit."""
+        return self.usable_bytes - self.weight_bytes
+
+
+def make_plan(
+    config: ModelConfig,
+    headers: Headers,
+    checkpoint_format: CheckpointFormat,
+    request: PlanRequest,
+) -> MemoryPlan:
+    """Work out a rank's memory. Raises ConfigError when the mesh or the context does not go with the model."""
+    mesh = request.mesh
+    mesh.require_divides(config)
+    context = request.context_length or config.max_position_embeddings
+    if context > config.max_position_embeddings:
+        raise ConfigError(
+            f"context_length is {context}; the model's max_position_embeddings is {config.max_position_embeddings}"
+        )
+    weight_bytes = expert_bytes = drafter_weight_bytes = 0
+    for tensor in model_tensors(config):
+        if tensor.is_optional and tensor.name not in headers:
+            continue
+        size = _held_bytes(tensor, headers, checkpoint_format, request.weights)
+        size = -(-size // mesh.num_parts(tensor.sharing))
+        weight_bytes += size
+        expert_bytes += size if tensor.sharing is Sharing.EXPERTS else 0
+        drafter_weight_bytes += size if tensor.name.startswith("mtp.") else 0
+    draft_length = (
+        config.dspark_block_size if request.draft_length is None else request.draft_length
+    )
+    regions = cache_layout(config, dtype="float32").regions
+    paged = [r for r in regions if r.retention is Retention.PAGED]
+    rings = [r for r in regions if r.retention is Retention.RING]
+    page_bytes = sum(
+        len(r.layer_ids) * r.rows_per_page * row_bytes(r, config, request.cache) for r in paged
+    )
+    sizes = {r.name: _ring_bytes(r, config, request.cache, draft_length) for r in rings}
+    drafter_bytes = sizes.pop("drafter", 0)
+    ring_bytes = sum(sizes.values())
+    usable = int(request.device_bytes * request.utilization)
+    free = usable - weight_bytes
+    per_request = ring_bytes + drafter_bytes
+    num_pages = max(0, (free - per_request) // page_bytes) if page_bytes else 0
+    one = per_request + num_pages_for(context) * page_bytes
+    return MemoryPlan(
+        request=request,
+        weight_bytes=weight_bytes,
+        expert_bytes=expert_bytes,
+        drafter_weight_bytes=drafter_weight_bytes,
+        token_bytes=page_bytes / PAGE_TOKENS,
+        page_bytes=page_bytes,
+        ring_bytes=ring_bytes,
+        drafter_bytes=drafter_bytes,
+        usable_bytes=usable,
+        longest_context=min(num_pages * PAGE_TOKENS, config.max_position_embeddings),
+        batch_context=context,
+        largest_batch=max(0, free // one) * mesh.dp,
+    )
+
+
+def row_bytes(region: Region, config: ModelConfig, cache: CacheFormat) -> int:
+    """One row of one layer. Tails are sums in float32 in every format."""
+    width = region.row_width
+    if region.tail_group or cache is CacheFormat.FP32:
+        return width * 4
+    if cache is CacheFormat.BF16:
+        return width * 2
+    if region.name == "index":
+        return width // 2 + -(-width // 32)
+    exact = config.qk_rope_head_dim
+    coded = width - exact
+    size = coded + 2 * exact + -(-coded // 64)
+    return -(-size // 8) * 8
+
+
+def _ring_bytes(region: Region, config: ModelConfig, cache: CacheFormat, draft_length: int) -> int:
+    rows = region.ring_rows(draft_length + 1)
+    return len(region.layer_ids) * rows * row_bytes(region, config, cache)
+
+
+def _held_bytes(
+    tensor: ModelTensor,
+    headers: Headers,
+    checkpoint_format: CheckpointFormat,
+    weights: WeightsHeld,
+) -> int:
+    if weights is WeightsHeld.STORED:
+        wanted = wanted_parts(tensor, checkpoint_format, headers)
+        return sum(math.prod(part.shape) * ITEM_BYTES[part.dtype] for part in wanted)
+    if tensor.dtype == "I64":
+        return tensor.num_elements * 8
+    is_wide = tensor.is_float32 or weights is WeightsHeld.FP32
+    return tensor.num_elements * (4 if is_wide else 2)

@@ -1,0 +1,124 @@
+"""The published checkpoints at full size, without a weight: true headers in sparse files through every check."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.checkpoint.contract import check_contract
+from common.checkpoint.formats import CheckpointFormat, detect_format
+from common.checkpoint.headers import ITEM_BYTES, read_headers
+from common.checkpoint.other_contracts import check_dspark, check_upstream_123
+from common.model.config import ModelConfig
+from services.cli.main import main
+from tools.make_sparse_checkpoint import PUBLISHED, make_sparse_checkpoint, stored_parts
+
+GIB = 2**30
+
+
+Make = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A published checkpoint by name, written once."""
+    root = tmp_path_factory.mktemp("sparse")
+
+    @functools.cache
+    def make(name: str) -> Path:
+        return make_sparse_checkpoint(PUBLISHED[name], root / name)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tensors", "num_mtp", "size", "unit"),
+    [
+        # Totals and sizes as published; the base checkpoints' are in 2^30 bytes.
+        ("flash", 69187, 1575, 148.66, GIB),
+        ("flash-dspark", 72317, 4705, 167, 1e9),
+        ("pro", 145116, 2343, 805.33, GIB),
+        ("pro-dspark", 149782, 7009, 893, 1e9),
+    ],
+)
+def test_the_official_tables_have_the_published_counts_and_sizes(
+    name: str, num_tensors: int, num_mtp: int, size: float, unit: float
+) -> None:
+    parts = list(stored_parts(PUBLISHED[name]))
+    assert len({part.name for part in parts}) == len(parts) == num_tensors
+    assert sum(part.name.startswith("mtp.") for part in parts) == num_mtp
+    num_bytes = sum(math.prod(part.shape) * ITEM_BYTES[part.dtype] for part in parts)
+    assert num_bytes / unit == pytest.approx(size, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "num_tensors"), [("flash-dspark", 72317), ("pro-dspark", 149782)])
+def test_a_full_dspark_checkpoint_keeps_both_contracts(
+    name: str, num_tensors: int, sparse: Make
+) -> None:
+    headers, config = read_headers(sparse(name)), ModelConfig.load(sparse(name))
+    assert detect_format(headers) is CheckpointFormat.FP8_FP4
+    report = check_contract(config, headers)
+    assert report.is_met and not report.extra and report.num_expected == num_tensors
+    upstream = check_upstream_123(config, headers)
+    assert upstream.is_met and upstream.num_expected == 123
+
+
+def test_a_base_checkpoint_lacks_two_stages_and_the_heads(sparse: Make) -> None:
+    """The classic MTP layer passes as the first stage."""
+    headers, config = read_headers(sparse("flash")), ModelConfig.load(sparse("flash"))
+    report = check_contract(config, headers)
+    assert report.is_met and not report.extra
+    assert (report.num_expected, report.num_classic_mtp) == (69187 - 1575, 1575)
+    assert check_upstream_123(config, headers).summary() == "85 of 123 tensors missing"
+    full = check_dspark(config, headers)
+    assert full.summary() == "3140 of 72317 tensors missing"
+    assert [line.partition(" missing")[0] for line in full.by_group()] == [
+        "mtp.1: 29 of 29",
+        "mtp.1 experts: 1536 of 1536",
+        "mtp.2: 29 of 29",
+        "mtp.2 experts: 1536 of 1536",
+        "drafter heads: 10 of 10",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tensors", "checkpoint_format"),
+    [
+        ("flash-dspark-w8a8", 72178, "w8a8-compressed-tensors"),
+        ("flash-dspark-modelslim", 107764, "w8a8-modelslim"),
+    ],
+)
+def test_both_w8a8_layouts_keep_the_contract(
+    name: str, num_tensors: int, checkpoint_format: str, sparse: Make
+) -> None:
+    headers = read_headers(sparse(name))
+    assert len(headers) == num_tensors
+    report = check_contract(ModelConfig.load(sparse(name)), headers)
+    assert report.is_met and not report.extra
+    assert report.contract == f"served ({checkpoint_format})"
+
+
+def test_the_commands_run_at_full_size(sparse: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(sparse("flash-dspark"))
+    assert main(["checkpoint", "inspect", folder]) == 0
+    shown = capsys.readouterr().out
+    assert "fp8-fp4" in shown and "DSpark, 4705 tensors: 3 stages, block of 5" in shown
+    assert main(["checkpoint", "validate", folder]) == 0
+    assert "all 72317 tensors are there" in capsys.readouterr().out
+    mesh = ["--dp", "4", "--tp", "4", "--ep", "16"]
+    assert main(["checkpoint", "plan", folder, *mesh, "--cache", "official"]) == 0
+    assert "3,514.25 bytes per token" in capsys.readouterr().out
+
+
+def test_the_base_checkpoint_is_refused_where_the_full_one_is_asked_for(
+    sparse: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(sparse("flash"))
+    assert main(["checkpoint", "validate", folder]) == 0
+    assert "serves without speculation" in capsys.readouterr().out
+    assert main(["checkpoint", "validate", folder, "--contract", "upstream-123"]) == 3
+    assert "85 of 123 tensors missing" in capsys.readouterr().out

@@ -1,0 +1,175 @@
+"""Weights are read a tensor at a time: bounded memory, bounded read-ahead, only the wanted bytes, a word on slow storage."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.checkpoint.formats import CheckpointFormat
+from common.checkpoint.headers import read_headers
+from common.checkpoint.mapped import MappedFile
+from common.checkpoint.meter import LoadMeter
+from common.checkpoint.plan import PlanRequest, WeightsHeld, make_plan
+from common.checkpoint.read_ahead import Range, ReadAhead
+from common.checkpoint.reader import CheckpointReader
+from common.model.config import ModelConfig
+from tests.support.tiny_checkpoint import config_json, random_tensors, save_checkpoint
+from tools.make_sparse_checkpoint import Published, make_sparse_checkpoint
+
+MIB = 2**20
+VALUES = config_json(hidden_size=32, vocab_size=64, dspark_noise_token_id=63)
+TENSORS = random_tensors(ModelConfig.from_json(VALUES), seed=2)
+
+MEASURE = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from common.checkpoint.loader import load_model
+torch.set_num_threads(1)
+def load(folder):
+    return load_model(Path(folder), dtype=torch.bfloat16, device=torch.device("cpu"))
+# Imports and kernels that are compiled at first use are not what is measured.
+load(sys.argv[1])
+resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+before = resident_pages * resource.getpagesize()
+model = load(sys.argv[2])
+print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's figures of a process")
+@pytest.mark.parametrize("checkpoint_format", [CheckpointFormat.FP8_FP4, CheckpointFormat.BF16])
+def test_loading_takes_the_model_and_a_few_tensors_of_memory(
+    checkpoint_format: CheckpointFormat, tmp_path: Path
+) -> None:
+    """The highest resident memory of a process that loads, mapped pages included. Experts are most of the model, so that
+    holding a layer's twice, or keeping what was read, would show."""
+    values = config_json(
+        compress_ratios=[4, 4], hidden_size=512, moe_intermediate_size=512, n_routed_experts=24
+    )
+    small = save_checkpoint(tmp_path / "small", VALUES, TENSORS)
+    folder = tmp_path / "m"
+    make_sparse_checkpoint(Published(config=values, format=checkpoint_format), folder)
+    config, headers = ModelConfig.load(folder), read_headers(folder)
+    stored = sum(tensor.num_bytes for tensor in headers.values())
+    held = make_plan(
+        config, headers, checkpoint_format, PlanRequest(device_bytes=0, weights=WeightsHeld.BF16)
+    ).weight_bytes
+    assert held > 180 * MIB and stored > 50 * MIB
+    result = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(small), str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+    )
+    assert json.loads(result.stdout) < held + 32 * MIB
+
+
+def test_a_dropped_page_is_read_again(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "m", VALUES, TENSORS)
+    headers = read_headers(folder)
+    with CheckpointReader(folder) as reader:
+        held = {name: reader[name] for name in reader}
+        for name, tensor in held.items():
+            assert torch.equal(tensor, TENSORS[name]), name
+    assert len(headers) == len(held)
+
+
+def test_only_what_is_wanted_is_counted_and_read_ahead(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "m", VALUES, TENSORS)
+    calls: list[tuple[int, int]] = []
+    wanted = ["layers.0.ffn.experts.1.w1.weight", "norm.weight"]
+    with CheckpointReader(folder, lambda *call: calls.append(call), wanted=wanted) as reader:
+        for name in wanted:
+            reader[name]
+    sizes = [TENSORS[name].nbytes for name in wanted]
+    assert calls == [(sizes[0], sum(sizes)), (sum(sizes), sum(sizes))]
+
+
+class RecordingFile(MappedFile):
+    """Knows what was asked for, and tells when it is enough."""
+
+    def __init__(self, enough: int) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.has_enough = threading.Event()
+        self._enough = enough
+
+    def expect(self, begin: int, end: int) -> None:
+        self.asked.append((begin, end))
+        if len(self.asked) >= self._enough:
+            self.has_enough.set()
+
+
+def test_reading_ahead_stays_within_its_window() -> None:
+    file = RecordingFile(enough=3)
+    ranges = [Range(file, i * 10, i * 10 + 10) for i in range(100)]
+    ahead = ReadAhead(ranges, window_bytes=30, num_threads=2)
+    assert file.has_enough.wait(timeout=10)
+    assert len(file.asked) == 3
+    file.has_enough.clear()
+    file._enough = 5
+    ahead.used(20)
+    assert file.has_enough.wait(timeout=10)
+    ahead.close()
+    assert sorted(file.asked) == [(r.begin, r.end) for r in ranges[:5]]
+
+
+def test_reading_ahead_ends_when_all_is_asked_for() -> None:
+    file = RecordingFile(enough=7)
+    ahead = ReadAhead([Range(file, i, i + 1) for i in range(7)])
+    assert file.has_enough.wait(timeout=10)
+    ahead.close()
+    assert len(file.asked) == 7
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def simulate(meter: LoadMeter, clock: Clock, *, wait_s: float, work_s: float) -> None:
+    """Ten times 10 MB."""
+    for _ in range(10):
+        with meter:
+            clock.now += wait_s
+        clock.now += work_s
+        meter.add(10_000_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warns"),
+    [
+        ({}, True),
+        ({"slow_mb_per_s": 0}, False),
+        ({"slow_mb_per_s": 15}, False),
+        # Half a second in all: nobody minds.
+        ({"wait_s": 0.04, "work_s": 0.01}, False),
+        # Slow, but by arithmetic.
+        ({"wait_s": 0.2, "work_s": 0.3}, False),
+    ],
+)
+def test_slow_storage_is_told_once_and_only_where_it_is_to_blame(
+    changes: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = {"slow_mb_per_s": 500, "wait_s": 0.45, "work_s": 0.05, **changes}
+    clock = Clock()
+    meter = LoadMeter(Path("/models/x"), slow_mb_per_s=values["slow_mb_per_s"], clock=clock)
+    with caplog.at_level(logging.WARNING):
+        simulate(meter, clock, wait_s=values["wait_s"], work_s=values["work_s"])
+    assert len(caplog.records) == int(warns)
+    if warns:
+        assert "/models/x gives 20 MB/s and loading waits for it 90 % of the time" in caplog.text
+        assert meter.mb_per_s == pytest.approx(20)
