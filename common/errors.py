@@ -74,6 +74,13 @@ class RequestNotFound(ServingError):
     reason = "REQUEST_NOT_FOUND"
 
 
+class LeaseEnded(ServingError):
+    """The finished state that a lease kept is gone; computing it again is the way on."""
+
+    kind = ErrorKind.NOT_FOUND
+    reason = "LEASE_ENDED"
+
+
 class DuplicateRequest(ServingError):
     """A live request has this id already."""
 
@@ -93,6 +100,13 @@ class ContractMismatch(ServingError):
 
     kind = ErrorKind.FAILED_PRECONDITION
     reason = "CONTRACT_MISMATCH"
+
+
+class PairUnknown(ServingError):
+    """The two sides of a hand-off have not met in these generations, or one has forgotten the other; meet again."""
+
+    kind = ErrorKind.FAILED_PRECONDITION
+    reason = "PAIR_UNKNOWN"
 
 
 class CapacityExhausted(ServingError):

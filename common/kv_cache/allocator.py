@@ -6,17 +6,18 @@ import heapq
 from collections.abc import Iterable
 
 from common.errors import CapacityExhausted
+from common.kv_cache.free_runs import FreeRuns
 
 
 class PageAllocator:
     """Reference-counted pages, with credits that set pages aside before they are taken.
 
-    Lowest page numbers are handed out first, so that a fresh pool gives contiguous runs.
+    Neighbours are handed out together where that is possible: what lies side by side moves as one range.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._free = list(range(num_pages))
+        self._free = FreeRuns(num_pages)
         self._references: dict[int, int] = {}
         self._num_credited = 0
 
@@ -46,7 +47,7 @@ class PageAllocator:
             self._references[page] -= 1
             if self._references[page] == 0:
                 del self._references[page]
-                heapq.heappush(self._free, page)
+                self._free.add(page)
 
     def check_integrity(self) -> None:
         held, free = set(self._references), set(self._free)
@@ -58,7 +59,7 @@ class PageAllocator:
         assert 0 <= self._num_credited <= len(free), f"{self._num_credited=} {len(free)=}"
 
     def _take(self, num_pages: int) -> list[int]:
-        pages = [heapq.heappop(self._free) for _ in range(num_pages)]
+        pages = self._free.take(num_pages)
         self._num_credited -= num_pages
         for page in pages:
             self._references[page] = 1

@@ -41,6 +41,7 @@ class WorkerLoad:
     queued_requests: int
     running_requests: int
     num_leases: int = 0
+    num_quarantined_pages: int = 0
     draining: bool = False
     details: dict[str, str] = field(default_factory=dict)
     """Figures by name, for people."""
@@ -63,6 +64,7 @@ def worker_info_to_pb(identity: WorkerIdentity, load: WorkerLoad) -> worker_pb2.
         queued_requests=load.queued_requests,
         running_requests=load.running_requests,
         num_leases=load.num_leases,
+        num_quarantined_pages=load.num_quarantined_pages,
         draining=load.draining,
         computes_prompts=identity.computes_prompts,
         uptime_s=time.monotonic() - identity.started_at,

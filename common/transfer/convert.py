@@ -13,7 +13,8 @@ from common.transfer.handoff import (
     HandoffTerms,
 )
 from common.transfer.manifest import ManifestEntry
-from common.transfer.plan import Placement, RegionMemory
+from common.transfer.meeting import Acquaintance, EngineDescriptor, Introduction
+from common.transfer.plan import RegionMemory
 from common.types import RequestId
 from dspark.v1 import cache_pb2, handoff_service_pb2
 
@@ -57,12 +58,63 @@ def contract_from_pb(message: cache_pb2.CacheContract) -> CacheContract:
     )
 
 
+def introduction_to_pb(introduction: Introduction) -> handoff_service_pb2.MeetRequest:
+    return handoff_service_pb2.MeetRequest(
+        prefill_generation=introduction.generation,
+        prefill_address=introduction.address,
+        contract=contract_to_pb(introduction.contract),
+        transfer_engines=introduction.transfer_engines,
+    )
+
+
+def introduction_from_pb(message: handoff_service_pb2.MeetRequest) -> Introduction:
+    """Raises InvalidRequest as `contract_from_pb` does."""
+    return Introduction(
+        generation=message.prefill_generation,
+        address=message.prefill_address,
+        contract=contract_from_pb(message.contract),
+        transfer_engines=tuple(message.transfer_engines),
+    )
+
+
+def acquaintance_to_pb(acquaintance: Acquaintance) -> handoff_service_pb2.MeetResponse:
+    engine = acquaintance.engine
+    return handoff_service_pb2.MeetResponse(
+        decode_generation=acquaintance.generation,
+        engine=handoff_service_pb2.EngineDescriptor(
+            name=engine.name,
+            endpoint=engine.endpoint,
+            region_addresses=engine.region_addresses,
+            probe_address=engine.probe_address,
+            device=engine.device,
+        ),
+        memory=[_memory_to_pb(memory) for memory in acquaintance.memory],
+        transfer_engines=acquaintance.transfer_engines,
+    )
+
+
+def acquaintance_from_pb(message: handoff_service_pb2.MeetResponse) -> Acquaintance:
+    engine = message.engine
+    return Acquaintance(
+        generation=message.decode_generation,
+        engine=EngineDescriptor(
+            name=engine.name,
+            endpoint=engine.endpoint,
+            region_addresses=tuple(engine.region_addresses),
+            probe_address=engine.probe_address,
+            device=engine.device,
+        ),
+        memory=tuple(_memory_from_pb(memory) for memory in message.memory),
+        transfer_engines=tuple(message.transfer_engines),
+    )
+
+
 def offer_from_pb(message: handoff_service_pb2.NegotiateRequest) -> HandoffOffer:
     return HandoffOffer(
-        contract=contract_from_pb(message.contract),
         num_tokens=message.num_tokens,
-        transfer_engines=tuple(message.transfer_engines),
-        draft_length=message.draft_length,
+        decode_generation=message.decode_generation,
+        transfer_engine=message.transfer_engine,
+        sender_address=message.sender_address,
     )
 
 
@@ -72,32 +124,22 @@ def offer_to_pb(
     return handoff_service_pb2.NegotiateRequest(
         key=key_to_pb(key),
         capability=capability,
-        contract=contract_to_pb(offer.contract),
         num_tokens=offer.num_tokens,
-        transfer_engines=offer.transfer_engines,
-        draft_length=offer.draft_length,
+        decode_generation=offer.decode_generation,
+        transfer_engine=offer.transfer_engine,
+        sender_address=offer.sender_address,
     )
 
 
 def terms_to_pb(terms: HandoffTerms) -> handoff_service_pb2.NegotiateResponse:
     return handoff_service_pb2.NegotiateResponse(
-        transfer_engine=terms.transfer_engine,
-        memory=[_memory_to_pb(memory) for memory in terms.destination.memory],
-        page_ids=terms.destination.page_ids,
-        slot=terms.destination.slot,
-        engine_descriptor=terms.engine_descriptor,
+        page_ids=terms.page_ids, slot=terms.slot, generation=terms.generation
     )
 
 
 def terms_from_pb(message: handoff_service_pb2.NegotiateResponse) -> HandoffTerms:
     return HandoffTerms(
-        transfer_engine=message.transfer_engine,
-        destination=Placement(
-            memory=tuple(_memory_from_pb(memory) for memory in message.memory),
-            page_ids=tuple(message.page_ids),
-            slot=message.slot,
-        ),
-        engine_descriptor=message.engine_descriptor,
+        page_ids=tuple(message.page_ids), slot=message.slot, generation=message.generation
     )
 
 
@@ -117,7 +159,7 @@ def result_to_pb(
             )
             for entry in result.manifest
         ],
-        digest=result.digest,
+        region_digests=result.digests,
         first_token_id=result.first_token_id,
         first_logprob=convert.logprob_to_pb(logprob) if logprob else None,
         proposal=convert.proposal_to_pb(result.proposal),
@@ -136,7 +178,7 @@ def result_from_pb(message: handoff_service_pb2.CompleteRequest) -> HandoffResul
             )
             for entry in message.manifest
         ),
-        digest=message.digest,
+        digests=tuple(message.region_digests),
         first_token_id=message.first_token_id,
         first_logprob=(
             convert.logprob_from_pb(message.first_logprob)

@@ -1,22 +1,75 @@
-"""A digest over a request's rows that does not depend on how either side stores them."""
+"""Digests over a request's rows that do not depend on how either side stores them."""
 
 from __future__ import annotations
+
+import asyncio
+from typing import Protocol
 
 import xxhash
 
 from common.transfer.memory import PoolMemory
 from common.transfer.plan import Placement, Rows, segments
 
+INLINE_BYTES = 1024 * 1024
+"""Hashed in a tenth of a millisecond."""
 
-def digest_rows(memory: PoolMemory, placement: Placement, rows: Rows) -> bytes:
-    """xxh3-128 over the bytes of `rows` in the order region, layer, position. Nothing may write them meanwhile."""
-    digest = xxhash.xxh3_128()
-    for index, region in enumerate(memory.layout.regions):
-        pieces = list(segments(region, placement, index, rows[index]))
-        described = memory.regions[index]
-        for layer in range(len(region.layer_ids)):
-            start = layer * described.layer_stride_bytes
-            for piece in pieces:
-                length = piece.num_rows * described.row_bytes
-                digest.update(memory.read(index, start + piece.offset, length))
-    return digest.digest()
+
+class _Hasher(Protocol):
+    def update(self, piece: memoryview, /) -> None: ...
+    def digest(self) -> bytes: ...
+
+
+class RowDigest:
+    """Digests of a request's regions, taken while its rows become final: whole pages early, the rest in the end.
+
+    One stream per layer, because rows of all layers close together and a hash wants them one after the other.
+    """
+
+    def __init__(self, memory: PoolMemory, placement: Placement) -> None:
+        self._memory = memory
+        self._placement = placement
+        self._layers: list[list[_Hasher]] = [
+            [xxhash.xxh3_128() for _ in region.layer_ids] for region in memory.layout.regions
+        ]
+
+    def update(self, rows: Rows) -> None:
+        """Take in rows that follow those of earlier calls. Nothing may write them meanwhile."""
+        for index, region in enumerate(self._memory.layout.regions):
+            if not rows[index]:
+                continue
+            pieces = list(segments(region, self._placement, index, rows[index]))
+            described = self._memory.regions[index]
+            for layer, hasher in enumerate(self._layers[index]):
+                start = layer * described.layer_stride_bytes
+                for piece in pieces:
+                    length = piece.num_rows * described.row_bytes
+                    hasher.update(self._memory.read(index, start + piece.offset, length))
+
+    async def update_beside(self, rows: Rows) -> None:
+        """As `update`, and on another thread when that takes longer than a thread needs to begin."""
+        if rows_bytes(self._memory, rows) <= INLINE_BYTES:
+            self.update(rows)
+        else:
+            await asyncio.to_thread(self.update, rows)
+
+    def digests(self) -> tuple[bytes, ...]:
+        """For every region: xxh3-128 over the layers' xxh3-128, in layout order."""
+        return tuple(
+            xxhash.xxh3_128(b"".join(hasher.digest() for hasher in layers)).digest()
+            for layers in self._layers
+        )
+
+
+def rows_bytes(memory: PoolMemory, rows: Rows) -> int:
+    """Bytes of rows, over all layers."""
+    return sum(
+        len(each) * len(region.layer_ids) * described.row_bytes
+        for each, region, described in zip(rows, memory.layout.regions, memory.regions, strict=True)
+    )
+
+
+def digest_rows(memory: PoolMemory, placement: Placement, rows: Rows) -> tuple[bytes, ...]:
+    """The digests of all regions at once. Nothing may write the rows meanwhile."""
+    digest = RowDigest(memory, placement)
+    digest.update(rows)
+    return digest.digests()

@@ -6,12 +6,12 @@ is one-sided in spirit: the sender writes into the receiver's memory, the receiv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
 from common.transfer.handoff import HandoffKey
-from common.transfer.memory import PoolMemory
+from common.transfer.meeting import EngineDescriptor
 from common.transfer.plan import ByteRange
 
 TransferId = NewType("TransferId", int)
@@ -22,46 +22,61 @@ class WriteTarget:
     """The receiving end of a hand-off."""
 
     address: str
-    """Control address of the receiver, host:port."""
-    descriptor: bytes
-    """What the receiver's engine said in `describe`."""
+    """Control address of the receiver, host:port; the peer that was connected under it."""
     key: HandoffKey
     capability: bytes
     """Secret of the reservation; an engine without a server of its own has no use for it."""
 
 
 class TransferEngine(Protocol):
-    """Called from one event loop; nothing here blocks it."""
+    """Reads and writes the pool that it was made with, which must outlive it. Called from one event loop; nothing here
+    blocks it."""
 
     name: str
     """As it is negotiated, for example "grpc"."""
 
-    def register(self, memory: PoolMemory) -> None:
-        """Make a pool's memory readable and writable by this engine; called once, before anything else.
+    is_one_sided: bool
+    """True when the receiver cannot keep bytes out that a sender still writes: memory of an ended hand-off then stays in
+    quarantine until the sender has stopped."""
 
-        The pool stays the owner and must outlive the engine.
+    @property
+    def descriptor(self) -> EngineDescriptor:
+        """For peers; valid until `close`."""
+
+    async def connect(
+        self, address: str, descriptor: EngineDescriptor, *, timeout_s: float
+    ) -> None:
+        """Meet the receiver at a control address, for as long as it lives, and see that bytes arrive there.
+
+        Another descriptor than before for the same address means another process: the connection to the old one is torn
+        down. Raises TransferFailed when the peer cannot be written to this way, and ContractMismatch when its
+        descriptor does not describe our regions; it is unknown then.
         """
 
-    def describe(self) -> bytes:
-        """What a peer's engine must know to write here; opaque to everybody else, valid until `close`."""
+    def receive(self) -> Callable[[], None]:
+        """A peer may write to us from now on until the returned function is called, once.
+
+        Some engines need the receiver's help for bytes to come in, and give it only meanwhile.
+        """
 
     def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
-        """Start copying ranges of our memory into the target's.
+        """Start copying ranges of our memory into a connected peer's.
 
-        The source bytes must neither change nor be given to another request until `poll` returned True or raised, or
-        `cancel` returned True.
+        The source bytes must neither change nor be given to another request until `poll` or `cancel` returned True.
         """
 
     async def poll(self, transfer: TransferId, *, timeout_s: float) -> bool:
         """Wait at most `timeout_s` for a write to end; True when every byte has arrived, and the id is forgotten then.
 
-        Raises ServingError, TransferFailed as a rule, when the write failed and has stopped.
+        Raises TransferFailed, or what the peer refused with, when the write failed. Whether it has also stopped,
+        `cancel` says.
         """
 
     async def cancel(self, transfer: TransferId, *, timeout_s: float) -> bool:
         """Give a write up. True when it certainly reads and writes nothing any more; the id is forgotten then.
 
-        False means that it may still be under way after `timeout_s`: both sides keep the memory out of use, and ask again.
+        False means that it may still be under way after `timeout_s`: both sides keep the memory out of use, and ask
+        again. A write to a peer that is gone stops. Ids that are not known have stopped.
         """
 
     async def close(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc.aio
@@ -12,8 +10,10 @@ from common.errors import TransferFailed
 from common.rpc import transfer_stream
 from common.transfer.convert import key_to_pb
 from common.transfer.engine import TransferId, WriteTarget
+from common.transfer.meeting import EngineDescriptor
 from common.transfer.memory import PoolMemory
 from common.transfer.plan import ByteRange
+from common.transfer.writes import Writes
 
 
 class GrpcTransferEngine:
@@ -24,50 +24,41 @@ class GrpcTransferEngine:
     """
 
     name = "grpc"
+    is_one_sided = False
 
     def __init__(
-        self, channel_to: Callable[[str], grpc.aio.Channel], *, write_timeout_s: float = 60.0
+        self,
+        memory: PoolMemory,
+        channel_to: Callable[[str], grpc.aio.Channel],
+        *,
+        write_timeout_s: float = 60.0,
     ) -> None:
+        # A peer needs the control address only, which it has.
+        self.descriptor = EngineDescriptor(name=self.name)
+        self._memory = memory
         self._channel_to = channel_to
         self._write_timeout_s = write_timeout_s
-        self._memory: PoolMemory | None = None
-        self._ids = itertools.count(1)
-        self._writes: dict[TransferId, asyncio.Task[None]] = {}
+        self._writes = Writes()
 
-    def register(self, memory: PoolMemory) -> None:
-        self._memory = memory
+    async def connect(
+        self, address: str, descriptor: EngineDescriptor, *, timeout_s: float
+    ) -> None:
+        """Nothing to do: whoever knows the descriptor has spoken with the peer over the same channel."""
 
-    def describe(self) -> bytes:
-        # A peer needs the control address only, which it has.
-        return b""
+    def receive(self) -> Callable[[], None]:
+        return lambda: None
 
     def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
-        transfer = TransferId(next(self._ids))
-        self._writes[transfer] = asyncio.create_task(self._write(target, ranges))
-        return transfer
+        return self._writes.start(self._write(target, ranges))
 
     async def poll(self, transfer: TransferId, *, timeout_s: float) -> bool:
-        task = self._writes[transfer]
-        done, _ = await asyncio.wait([task], timeout=timeout_s)
-        if not done:
-            return False
-        del self._writes[transfer]
-        task.result()
-        return True
+        return await self._writes.poll(transfer, timeout_s=timeout_s)
 
     async def cancel(self, transfer: TransferId, *, timeout_s: float) -> bool:
-        task = self._writes.get(transfer)
-        if task is not None:
-            task.cancel()
-            done, _ = await asyncio.wait([task], timeout=timeout_s)
-            if not done:
-                return False
-            self._writes.pop(transfer, None)
-        return True
+        return await self._writes.stop(transfer, timeout_s=timeout_s, interrupts=True)
 
     async def close(self) -> None:
-        for transfer in list(self._writes):
-            await self.cancel(transfer, timeout_s=self._write_timeout_s)
+        await self._writes.close()
 
     async def _write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> None:
         arrived = await transfer_stream.send(
@@ -83,13 +74,11 @@ class GrpcTransferEngine:
             raise TransferFailed(f"{target.address} took {arrived} of {expected} bytes")
 
     def _pieces(self, ranges: Sequence[ByteRange]) -> Iterator[transfer_stream.Piece]:
-        memory = self._memory
-        assert memory is not None, "write before register"
         for r in ranges:
             for start in range(0, r.length, transfer_stream.MESSAGE_BYTES):
                 length = min(transfer_stream.MESSAGE_BYTES, r.length - start)
                 yield transfer_stream.Piece(
                     region=r.region,
                     offset=r.destination_offset + start,
-                    payload=memory.read(r.region, r.source_offset + start, length),
+                    payload=self._memory.read(r.region, r.source_offset + start, length),
                 )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from common.errors import ContractMismatch
 from common.kv_cache.layout import CacheLayout
 from common.transfer.manifest import ManifestEntry
-from common.transfer.plan import Placement
 from common.types import Proposal, RequestId, TokenLogprob
 
 
@@ -40,24 +39,27 @@ class CacheContract:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffOffer:
-    """A sender's opening."""
+    """A sender's opening. The two have met before, so it says only what this request brings."""
 
-    contract: CacheContract
     num_tokens: int
     """Positions that will be handed over."""
-    transfer_engines: tuple[str, ...]
-    """What the sender can use, best first."""
-    draft_length: int
-    """0 when the sender has no drafter."""
+    decode_generation: str
+    """The receiver's, as it was met."""
+    transfer_engine: str
+    """The engine that was chosen then."""
+    sender_address: str = ""
+    """Where the sender can be asked to stop; empty when nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffTerms:
-    """A receiver's answer: where to write and with which engine."""
+    """A receiver's answer: where to write."""
 
-    transfer_engine: str
-    destination: Placement
-    engine_descriptor: bytes
+    page_ids: tuple[int, ...]
+    """In position order."""
+    slot: int
+    generation: str
+    """The receiver's; changes when it restarts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,8 @@ class HandoffResult:
     """What ends a hand-off: an account of the rows, and the state that is not rows."""
 
     manifest: tuple[ManifestEntry, ...]
-    digest: bytes
+    digests: tuple[bytes, ...]
+    """Of every region's rows, in layout order."""
     first_token_id: int
     """At position `num_tokens`."""
     first_logprob: TokenLogprob | None

@@ -10,6 +10,7 @@ from services.cli.settings import AllSettings, WorkerSection
 
 if TYPE_CHECKING:
     from common.engine.build import EngineSettings
+    from common.transfer.config import TransferConfig
     from services.decode.config import DecodeConfig
     from services.prefill.config import PrefillConfig
     from services.router.config import RouterConfig
@@ -22,6 +23,7 @@ def router_config(settings: AllSettings) -> RouterConfig:
     return RouterConfig(
         host=router.host,
         port=router.port,
+        admin_port=router.admin_port,
         prefill_addresses=router.prefill_workers,
         decode_addresses=router.decode_workers,
         checkpoint_dir=checkpoint_folder(settings.model),
@@ -33,6 +35,7 @@ def router_config(settings: AllSettings) -> RouterConfig:
 
 
 def prefill_config(settings: AllSettings) -> PrefillConfig:
+    from common.transfer.faults import FaultPlan
     from services.prefill.config import PrefillConfig
 
     prefill = settings.prefill
@@ -41,6 +44,10 @@ def prefill_config(settings: AllSettings) -> PrefillConfig:
         port=prefill.port,
         model=model_name(settings.model),
         engine=engine_settings(settings, prefill),
+        transfer=transfer_config(settings),
+        admin_port=prefill.admin_port,
+        advertise_host=prefill.advertise_host,
+        faults=FaultPlan.parse(prefill.faults),
         stall_s=prefill.stall_s,
         drain_s=settings.shutdown_s,
     )
@@ -55,10 +62,24 @@ def decode_config(settings: AllSettings) -> DecodeConfig:
         port=decode.port,
         model=model_name(settings.model),
         engine=engine_settings(settings, decode),
+        transfer=transfer_config(settings),
+        admin_port=decode.admin_port,
         computes_prompts=decode.computes_prompts,
         reservation_s=decode.reservation_s,
         stall_s=decode.stall_s,
         drain_s=settings.shutdown_s,
+    )
+
+
+def transfer_config(settings: AllSettings) -> TransferConfig:
+    from common.transfer.config import TransferConfig
+
+    transfer = settings.transfer
+    return TransferConfig(
+        engine=transfer.engine,
+        host=transfer.host,
+        protocol=transfer.protocol,
+        connect_timeout_s=transfer.connect_timeout_s,
     )
 
 
@@ -77,4 +98,5 @@ def engine_settings(settings: AllSettings, worker: WorkerSection) -> EngineSetti
         max_context_length=engine.max_context_length,
         max_step_rows=worker.max_step_rows,
         max_uncommitted_rounds=engine.max_uncommitted_rounds,
+        slow_storage_mb_per_s=engine.slow_storage_mb_per_s,
     )

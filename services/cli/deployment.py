@@ -73,7 +73,13 @@ def _workers(
             command=command,
             settings=settings.model_copy(
                 update={
-                    command: section.model_copy(update={"host": "127.0.0.1", "port": next(ports)})
+                    command: section.model_copy(
+                        update={
+                            "host": "127.0.0.1",
+                            "port": next(ports),
+                            "admin_port": section.admin_port and section.admin_port + index,
+                        }
+                    )
                 }
             ),
             num_threads=section.threads or threads,

@@ -11,16 +11,23 @@ from dataclasses import dataclass
 
 from common.config import load, quiet_native_logs
 from common.errors import ConfigError
+from services.cli.checkpoint_settings import (
+    CheckpointSettings,
+    ConvertSettings,
+    PlanSettings,
+    ValidateSettings,
+)
 from services.cli.failures import EXIT_CONFIG, EXIT_OK, Failure
 from services.cli.settings import AllSettings, ChatSettings, GenerateSettings
 
 SERVER = ("config", "model", "log", "shutdown_s")
+CHECKPOINT = ("config", "checkpoint", "output")
 CLIENT = ("config", "endpoint", "api_key", "timeout_s", "sampling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command; `services.cli.commands.<name>` has its `run(settings) -> exit code`."""
+    """One command; `services.cli.commands.<name>` has its `run(settings) -> exit code`, spaces as underscores."""
 
     summary: str
     shown: tuple[str, ...]
@@ -33,8 +40,8 @@ class Command:
 COMMANDS = {
     "up": Command(
         summary="router, prefill and decode workers as processes of this machine",
-        shown=(*SERVER, "up", "router", "prefill", "decode", "engine"),
-        flat=("up", "router.host", "router.port", "engine"),
+        shown=(*SERVER, "up", "router", "prefill", "decode", "engine", "transfer"),
+        flat=("up", "router.host", "router.port", "engine", "prefill.faults"),
     ),
     "demo": Command(
         summary="start everything, ask two questions, show the answers and their speed, stop",
@@ -49,11 +56,13 @@ COMMANDS = {
     "router": Command(summary="the router alone", shown=(*SERVER, "router"), flat=("router",)),
     "prefill": Command(
         summary="one prefill worker",
-        shown=(*SERVER, "prefill", "engine"),
+        shown=(*SERVER, "prefill", "engine", "transfer"),
         flat=("prefill", "engine"),
     ),
     "decode": Command(
-        summary="one decode worker", shown=(*SERVER, "decode", "engine"), flat=("decode", "engine")
+        summary="one decode worker",
+        shown=(*SERVER, "decode", "engine", "transfer"),
+        flat=("decode", "engine"),
     ),
     "generate": Command(
         summary="continue a text",
@@ -67,6 +76,34 @@ COMMANDS = {
         flat=("sampling",),
         settings=ChatSettings,
     ),
+    "checkpoint inspect": Command(
+        summary="what a checkpoint is: format, size, drafter",
+        shown=CHECKPOINT,
+        flat=(),
+        settings=CheckpointSettings,
+    ),
+    "checkpoint validate": Command(
+        summary="is everything there that serving needs, and intact",
+        shown=(*CHECKPOINT, "contract", "deep", "record_digests"),
+        flat=(),
+        settings=ValidateSettings,
+    ),
+    "checkpoint convert": Command(
+        summary="the same model in another format",
+        shown=(*CHECKPOINT, "target", "to", "shard_gb"),
+        flat=(),
+        settings=ConvertSettings,
+    ),
+    "checkpoint plan": Command(
+        summary="memory per rank on a mesh, and what fits",
+        shown=(
+            *CHECKPOINT,
+            *("dp", "tp", "ep", "device_gib", "utilization", "cache", "weights"),
+            *("draft_length", "context_length"),
+        ),
+        flat=(),
+        settings=PlanSettings,
+    ),
     "version": Command(summary="versions of this package and what it stands on", shown=(), flat=()),
 }
 
@@ -79,18 +116,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
     if name == "--version":
         name = "version"
+    if rest and f"{name} {rest[0]}" in COMMANDS:
+        name = f"{name} {rest.pop(0)}"
     command = COMMANDS.get(name)
     if command is None:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else "dspark --help lists the commands"
-        return _fail("dspark", f"{name} is not a command; {hint}", EXIT_CONFIG)
+        return _fail("dspark", _unknown(name), EXIT_CONFIG)
     program = f"dspark {name}"
     quiet_native_logs()
     try:
         settings = load(
             command.settings, rest, program=program, shown=command.shown, flat=command.flat
         )
-        module = importlib.import_module(f"services.cli.commands.{name}")
+        module = importlib.import_module(f"services.cli.commands.{name.replace(' ', '_')}")
         exit_code: int = module.run(settings)
     except ConfigError as error:
         return _fail(program, str(error), EXIT_CONFIG)
@@ -102,7 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> str:
-    commands = "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items())
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(
+        f"  {name:<{width}} {command.summary}" for name, command in COMMANDS.items()
+    )
     return (
         "usage: dspark COMMAND [FLAGS]\n\n"
         "Serves DeepSeek-V4 with DSpark speculative decoding: router, prefill and decode over gRPC.\n\n"
@@ -111,6 +151,15 @@ def _overview() -> str:
         "environment or as a key of the YAML file named by --config; flags win over the environment, which wins over\n"
         "the file."
     )
+
+
+def _unknown(name: str) -> str:
+    parts = [full.removeprefix(f"{name} ") for full in COMMANDS if full.startswith(f"{name} ")]
+    if parts:
+        return f"{name} needs one of {', '.join(parts)}"
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {close[0]}?" if close else "dspark --help lists the commands"
+    return f"{name} is not a command; {hint}"
 
 
 def _fail(program: str, cause: str, exit_code: int) -> int:

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 from services.cli.events import Failed, Report
 from services.cli.failures import EXIT_OK, EXIT_OTHER, failure_of
@@ -25,8 +26,10 @@ Serve = Callable[[asyncio.Event], Awaitable[None]]
 """Runs until the event is set, then finishes its requests and returns."""
 
 
-def run_service(serve: Serve, *, report: Report, shutdown_s: float, is_supervised: bool) -> int:
-    """Run until a stop signal or a failure, which is reported; returns the exit code.
+def run_service(
+    serve: Serve, *, report: Report, shutdown_s: float, is_supervised: bool
+) -> NoReturn:
+    """Run until a stop signal or a failure, which is reported; then end this process with the exit code.
 
     The first signal lets running requests finish for `shutdown_s` seconds, the second ends everything. A supervised
     process also stops when its parent is gone, and leaves it to the parent to tell people of a failure; otherwise that is
@@ -42,8 +45,9 @@ def run_service(serve: Serve, *, report: Report, shutdown_s: float, is_supervise
         report(Failed(cause=failure.cause, exit_code=failure.exit_code))
         if not is_supervised:
             raise failure from None
-        return failure.exit_code
-    return EXIT_OK
+        _leave(failure.exit_code)
+    # Libraries of transfer engines may crash in their exit handlers, when all work has long been done.
+    _leave(EXIT_OK)
 
 
 async def _run(serve: Serve, shutdown_s: float, is_supervised: bool) -> None:
@@ -73,7 +77,7 @@ async def _run(serve: Serve, shutdown_s: float, is_supervised: bool) -> None:
     await service
 
 
-def _leave(exit_code: int) -> None:
+def _leave(exit_code: int) -> NoReturn:
     """Exit now: threads that compute or load cannot be cancelled, and the interpreter would wait for them."""
     logging.shutdown()
     sys.stdout.flush()

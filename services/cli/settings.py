@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import CliPositionalArg, CliSuppress
 
 from common.checkpoint.folder import DEFAULT_MODEL
 from common.config import CommaSeparated, Section, Settings
 from common.telemetry.logging import Format, Level
+from common.transfer.config import EngineChoice
+from common.transfer.faults import FaultPlan
 
 ROUTER_PORT = 50051
 PREFILL_PORT = 50052
@@ -43,6 +45,19 @@ class EngineSection(Section):
         le=63,
         description="tokens drafted per round; the checkpoint's own if not given",
     )
+    slow_storage_mb_per_s: float = Field(
+        default=500.0,
+        ge=0,
+        description="warn while weights load from storage that gives fewer 10^6 bytes per second; 0 never does",
+    )
+
+
+ADMIN_PORT: Any = Field(
+    default=0,
+    ge=0,
+    le=65535,
+    description="where metrics are served over HTTP, counted up for further workers; 0 serves none",
+)
 
 
 class WorkerSection(Section):
@@ -65,12 +80,47 @@ class WorkerSection(Section):
     stall_s: float = Field(
         default=30.0, gt=0, description="a step that takes longer makes the worker not ready"
     )
+    admin_port: int = ADMIN_PORT
+
+
+class TransferSection(Section):
+    """How cache rows travel from prefill to decode workers."""
+
+    engine: EngineChoice = Field(
+        default="auto",
+        description="where both sides have it; gRPC is what is left. auto: the fastest that is installed",
+    )
+    host: str = Field(
+        default="",
+        description="where peers reach this machine's memory, for Mooncake; the worker's host if not given",
+    )
+    protocol: str = Field(default="tcp", description="Mooncake's: tcp, rdma or ascend")
+    connect_timeout_s: float = Field(
+        default=3.0,
+        gt=0,
+        description="a peer to which a few bytes take longer is written to by a slower engine",
+    )
 
 
 class PrefillSection(WorkerSection):
     """The prefill worker."""
 
     port: int = Field(default=PREFILL_PORT, ge=0, le=65535, description="0 takes a free one")
+    advertise_host: str = Field(
+        default="",
+        description="where decode workers reach this one; the host, or the machine's name, if not given",
+    )
+    faults: str = Field(
+        default="",
+        description="writes that go wrong on purpose, for drills: kind:write,kind:write:value with kinds fail, delay, "
+        "drop, duplicate, corrupt, stall and die",
+    )
+
+    @field_validator("faults")
+    @classmethod
+    def _require_faults(cls, text: str) -> str:
+        FaultPlan.parse(text)
+        return text
 
 
 class DecodeSection(WorkerSection):
@@ -96,6 +146,7 @@ class RouterSection(Section):
     decode_workers: CommaSeparated = Field(
         default=(f"127.0.0.1:{DECODE_PORT}",), description="host:port,host:port"
     )
+    admin_port: int = ADMIN_PORT
     request_timeout_s: float = Field(
         default=1800.0, gt=0, description="longest life of a request, whatever its client allows"
     )
@@ -143,6 +194,7 @@ class AllSettings(Settings):
     )
     log: LogSection = LogSection()
     engine: EngineSection = EngineSection()
+    transfer: TransferSection = TransferSection()
     router: RouterSection = RouterSection()
     prefill: PrefillSection = PrefillSection()
     decode: DecodeSection = DecodeSection()

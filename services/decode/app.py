@@ -13,6 +13,9 @@ from common.rpc.channel import open_channel
 from common.rpc.readiness import follow_readiness
 from common.rpc.server import RpcServer, build_server
 from common.rpc.worker_info import WorkerIdentity
+from common.telemetry.admin import AdminServer
+from common.telemetry.metrics import TransferMetrics
+from common.transfer.engines import open_engines
 from common.transfer.grpc_engine import GrpcTransferEngine
 from common.transfer.memory import PoolMemory
 from services.decode.config import DecodeConfig
@@ -47,6 +50,7 @@ async def serve(
         service_names=SERVICE_NAMES,
         register=lambda grpc_server: register(worker, grpc_server),
     )
+    admin = AdminServer(worker.metrics.registry, host=config.host, port=config.admin_port)
     worker.engine.start()
     await server.start()
     await server.set_ready(True)
@@ -66,13 +70,15 @@ async def serve(
         await asyncio.gather(*background, return_exceptions=True)
         await worker.close()
         await server.stop(STOP_GRACE_S)
+        admin.close()
 
 
 def build_worker(config: DecodeConfig, loaded: LoadedEngine) -> DecodeWorker:
     """A worker around a loaded engine; must be called inside the event loop that will serve."""
     memory = PoolMemory(loaded.engine.pool)
-    engine = GrpcTransferEngine(open_channel)
-    engine.register(memory)
+    metrics = TransferMetrics()
+    grpc_engine = GrpcTransferEngine(memory, open_channel)
+    engines = open_engines(config.transfer.at(config.host), memory, grpc_engine)
     identity = WorkerIdentity(
         role="decode",
         model=config.model,
@@ -82,14 +88,15 @@ def build_worker(config: DecodeConfig, loaded: LoadedEngine) -> DecodeWorker:
         draft_length=loaded.engine.config.draft_length,
         num_pages=loaded.num_pages,
         num_slots=loaded.num_slots,
-        transfer_engines=(engine.name,),
+        transfer_engines=engines.names,
         computes_prompts=config.computes_prompts,
     )
     return DecodeWorker(
         loaded.engine,
         identity=identity,
         memory=memory,
-        transfer_engines=(engine,),
+        engines=engines,
+        metrics=metrics,
         reservation_s=config.reservation_s,
     )
 
@@ -109,6 +116,7 @@ async def _expire(worker: DecodeWorker) -> None:
     while True:
         await asyncio.sleep(EXPIRY_PERIOD_S)
         worker.expire()
+        await worker.quarantine.ask_all()
 
 
 async def _drain(worker: DecodeWorker, server: RpcServer, drain_s: float) -> None:

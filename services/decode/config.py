@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
+from common.transfer.config import TransferConfig
 
 if TYPE_CHECKING:
     # Configuration is read before torch is loaded.
@@ -22,6 +23,9 @@ class DecodeConfig:
     model: str
     """Name of the served model."""
     engine: EngineSettings
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    admin_port: int = 0
+    """Where metrics are served over HTTP; 0 serves none."""
     computes_prompts: bool = False
     """Compute prompts too, so that no prefill worker is needed."""
     reservation_s: float = 30.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,11 +19,11 @@ from common.errors import (
 )
 from common.kv_cache.layout import num_pages_for
 from common.rpc.transfer_stream import Write
-from common.transfer.digest import digest_rows
+from common.telemetry.metrics import TransferMetrics
+from common.transfer.digest import RowDigest
 from common.transfer.engine import TransferEngine
 from common.transfer.grant import WriteGrant
 from common.transfer.handoff import (
-    CacheContract,
     HandoffKey,
     HandoffOffer,
     HandoffResult,
@@ -30,7 +31,9 @@ from common.transfer.handoff import (
 )
 from common.transfer.manifest import require_complete
 from common.transfer.memory import PoolMemory
-from common.transfer.plan import live_rows
+from common.transfer.plan import Placement, live_rows
+from services.decode.meetings import Meetings
+from services.decode.quarantine import Writer
 from services.decode.reservations import Reservation, Reservations, ReservationState
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,15 @@ class Incoming:
 
     key: HandoffKey
     terms: HandoffTerms
+    destination: Placement
+    engine: TransferEngine
+    num_tokens: int
+    """Positions that come; the request computes the others itself."""
+    sender_address: str
+    stop_receiving: Callable[[], None]
+    """Told to the engine once, when nothing more can come in."""
+    may_be_written: bool = True
+    """False once the sender has said that it has stopped, which a Complete says too."""
     result: HandoffResult | None = None
     """Set once everything has arrived whole."""
     num_mismatches: int = 0
@@ -63,16 +75,16 @@ class Intake:
         *,
         reservations: Reservations,
         memory: PoolMemory,
-        contract: CacheContract,
-        engines: Sequence[TransferEngine],
+        meetings: Meetings,
+        metrics: TransferMetrics,
         on_ready: Callable[[Reservation], None],
         on_failed: Callable[[Reservation, ServingError], None],
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._reservations = reservations
         self._memory = memory
-        self._contract = contract
-        self._engines = {engine.name: engine for engine in engines}
+        self._meetings = meetings
+        self._metrics = metrics
         self._on_ready = on_ready
         self._on_failed = on_failed
         self._incoming: dict[str, Incoming] = {}
@@ -80,30 +92,39 @@ class Intake:
     def negotiate(self, key: HandoffKey, capability: bytes, offer: HandoffOffer) -> HandoffTerms:
         """Agree on a hand-off and say where its bytes go; a repeated question gets the same answer.
 
-        Raises ContractMismatch that names the field and both values; the reservation is untouched then.
+        Raises PairUnknown when the sender must introduce itself first, ContractMismatch that names the field and both
+        values; the reservation is untouched then.
         """
         reservation = self._authorize(key, capability)
         known = self._incoming.get(key.reservation_id)
         if known is not None:
             self._require_same(known, key)
             return known.terms
-        self._contract.require_equal(offer.contract, ours="decode", theirs="prefill")
-        if offer.num_tokens != reservation.num_tokens:
+        engine = self._meetings.require_met(key, offer)
+        # State from a lease is shorter than a context that went on since.
+        if not 0 < offer.num_tokens <= reservation.num_tokens:
             raise ContractMismatch(
                 f"num_tokens is {reservation.num_tokens} in the reservation but {offer.num_tokens} at prefill",
                 metadata={"field": "num_tokens"},
             )
-        engine = self._choose_engine(offer.transfer_engines)
         reservation.move(ReservationState.RECEIVING)
         self._reservations.touch(reservation)
         # Pages beyond the prompt belong to the request too, but nobody else writes them.
-        pages = reservation.memory.take_all()[: num_pages_for(offer.num_tokens)]
+        pages = tuple(reservation.memory.take_all()[: num_pages_for(offer.num_tokens)])
         terms = HandoffTerms(
-            transfer_engine=engine.name,
-            destination=self._memory.placement(page_ids=tuple(pages), slot=reservation.memory.slot),
-            engine_descriptor=engine.describe(),
+            page_ids=pages,
+            slot=reservation.memory.slot,
+            generation=self._meetings.generation,
         )
-        self._incoming[key.reservation_id] = Incoming(key=key, terms=terms)
+        self._incoming[key.reservation_id] = Incoming(
+            key=key,
+            terms=terms,
+            destination=self._memory.placement(page_ids=pages, slot=reservation.memory.slot),
+            engine=engine,
+            num_tokens=offer.num_tokens,
+            sender_address=offer.sender_address,
+            stop_receiving=engine.receive(),
+        )
         return terms
 
     def writer(self, key: HandoffKey, capability: bytes) -> Write:
@@ -113,7 +134,7 @@ class Intake:
         """
         reservation = self._authorize(key, capability)
         incoming = self._find(key)
-        grant = WriteGrant(self._memory.layout, incoming.terms.destination)
+        grant = WriteGrant(self._memory.layout, incoming.destination)
 
         def write(region: int, offset: int, payload: memoryview) -> None:
             if reservation.state is not ReservationState.RECEIVING:
@@ -143,10 +164,13 @@ class Intake:
         async with incoming.check:
             if incoming.result is not None:
                 return True
+            incoming.may_be_written = False
             is_whole = await self._check(reservation, incoming, result)
             if reservation.has_ended:
                 raise RequestNotFound(f"request {key.request_id!r} was ended during its hand-off")
+            incoming.may_be_written = not is_whole
             if is_whole:
+                incoming.stop_receiving()
                 incoming.result = result
                 reservation.move(ReservationState.READY)
                 self._reservations.touch(reservation)
@@ -167,6 +191,7 @@ class Intake:
             self._require_same(incoming, key)
             if incoming.result is not None:
                 return None
+            incoming.may_be_written = False
         self._on_failed(reservation, TransferFailed(f"the prefill worker gave up: {reason}"))
         return reservation
 
@@ -176,16 +201,34 @@ class Intake:
         assert result is not None, f"{reservation.reservation_id} is {reservation.state}"
         return result
 
-    def forget(self, reservation: Reservation) -> None:
-        """The reservation has ended; its writers refuse from its change of state on."""
-        self._incoming.pop(reservation.reservation_id, None)
+    def num_received(self, reservation: Reservation) -> int:
+        """Positions whose state arrived for a reservation that is READY."""
+        return self._incoming[reservation.reservation_id].num_tokens
+
+    def forget(self, reservation: Reservation) -> Writer | None:
+        """The reservation has ended. Its memory is free for others unless a sender is returned that may still write.
+
+        Bytes that come through us are refused from the reservation's change of state on; a one-sided engine asks nobody.
+        """
+        incoming = self._incoming.pop(reservation.reservation_id, None)
+        if incoming is None:
+            return None
+        if incoming.may_be_written and incoming.engine.is_one_sided:
+            return Writer(
+                key=incoming.key,
+                address=incoming.sender_address,
+                stop_receiving=incoming.stop_receiving,
+            )
+        if incoming.result is None:
+            incoming.stop_receiving()
+        return None
 
     async def _check(
         self, reservation: Reservation, incoming: Incoming, result: HandoffResult
     ) -> bool:
         rows = live_rows(
             self._memory.layout,
-            reservation.num_tokens,
+            incoming.num_tokens,
             has_drafter_state=result.has_drafter_state,
         )
         try:
@@ -193,16 +236,17 @@ class Intake:
         except TransferFailed as error:
             self._on_failed(reservation, error)
             raise
-        digest = await asyncio.to_thread(
-            digest_rows, self._memory, incoming.terms.destination, rows
-        )
-        if digest == result.digest or reservation.has_ended:
+        digest = RowDigest(self._memory, incoming.destination)
+        await digest.update_beside(rows)
+        digests = digest.digests()
+        if digests == result.digests or reservation.has_ended:
             return True
         self.counts["digest_mismatches"] += 1
         incoming.num_mismatches += 1
         logger.warning(
-            "hand-off of request %s: digest differs, try %d of %d",
+            "hand-off of request %s: digest of %s differs, try %d of %d",
             reservation.request_id,
+            ", ".join(self._count_altered(incoming, digests, result.digests)),
             incoming.num_mismatches,
             MAX_SENDS,
         )
@@ -213,6 +257,17 @@ class Intake:
             self._on_failed(reservation, failed)
             raise failed
         return False
+
+    def _count_altered(
+        self, incoming: Incoming, found: Sequence[bytes], announced: Sequence[bytes]
+    ) -> list[str]:
+        """Names of the regions whose rows arrived altered."""
+        pairs = itertools.zip_longest(self._memory.layout.regions, found, announced)
+        altered = [region.name for region, ours, theirs in pairs if region and ours != theirs]
+        peer = self._meetings.address_of(incoming.key)
+        for name in altered:
+            self._metrics.digest_mismatches.labels(peer=peer, region=name).inc()
+        return altered
 
     def _authorize(self, key: HandoffKey, capability: bytes) -> Reservation:
         try:
@@ -236,15 +291,6 @@ class Intake:
                 f"reservation {key.reservation_id!r} receives from prefill generation "
                 f"{incoming.key.prefill_generation!r}, not {key.prefill_generation!r}"
             )
-
-    def _choose_engine(self, offered: tuple[str, ...]) -> TransferEngine:
-        for name in offered:
-            if name in self._engines:
-                return self._engines[name]
-        raise ContractMismatch(
-            f"transfer_engines are {sorted(self._engines)} at decode but {sorted(offered)} at prefill",
-            metadata={"field": "transfer_engines"},
-        )
 
 
 def _require_well_formed(result: HandoffResult) -> None:

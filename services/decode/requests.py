@@ -51,26 +51,37 @@ def prompt_request(context: RequestContext, reservation: Reservation) -> Request
 
 
 def adopted_request(
-    context: RequestContext, reservation: Reservation, result: HandoffResult, *, draft_length: int
+    context: RequestContext,
+    reservation: Reservation,
+    result: HandoffResult,
+    *,
+    num_computed: int,
+    draft_length: int,
 ) -> Request:
-    """A request that goes on from handed-over state; `draft_length` is our own."""
-    num_tokens = reservation.num_tokens
+    """A request that goes on from handed-over state of its first `num_computed` positions; `draft_length` is our own.
+
+    State from a lease is older than the context: what was committed since is computed here, as any chunk of tokens.
+    """
+    tokens = context.tokens
+    if num_computed == len(tokens):
+        tokens.append(result.first_token_id)
     # The sender may draft more than we verify: our rings have room for our own draft length.
     proposal = Proposal(
         token_ids=result.proposal.token_ids[:draft_length],
         confidences=result.proposal.confidences[:draft_length],
     )
-    is_drafted = result.has_drafter_state and len(proposal.token_ids) > 0
+    is_next = tokens[num_computed:] == [result.first_token_id]
+    is_drafted = is_next and result.has_drafter_state and len(proposal.token_ids) > 0
     return Request(
         request_id=context.request_id,
         epoch=context.epoch,
         role=Role.GENERATE,
-        tokens=[*context.tokens, result.first_token_id],
-        num_computed=num_tokens,
+        tokens=tokens,
+        num_computed=num_computed,
         max_length=context.max_length,
         sampling=context.sampling,
         slot=reservation.memory.slot,
         block_table=reservation.memory.block_table,
         draft=Draft(proposal=proposal) if is_drafted else None,
-        drafter_valid_from=0 if result.has_drafter_state else num_tokens,
+        drafter_valid_from=0 if result.has_drafter_state else num_computed,
     )

@@ -1,7 +1,7 @@
 """Room that is promised to requests, and who may write into it. Knows pages, secrets and deadlines; no tensors.
 
-A reservation goes RESERVED → RECEIVING → READY → RUNNING → RELEASED, or through ABORTING to RELEASED from anywhere.
-Its memory is given back in RELEASED and never earlier.
+A reservation goes RESERVED → RECEIVING → READY → RUNNING → RELEASED, or through ABORTING to RELEASED from anywhere; with
+QUARANTINED between the two when a sender may still write. Its memory is given back in RELEASED and never earlier.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class ReservationState(enum.Enum):
     READY = "ready"
     RUNNING = "running"
     ABORTING = "aborting"
+    QUARANTINED = "quarantined"
     RELEASED = "released"
 
 
@@ -36,7 +37,8 @@ _NEXT = {
     ReservationState.RECEIVING: {ReservationState.READY, ReservationState.ABORTING},
     ReservationState.READY: {ReservationState.RUNNING, ReservationState.ABORTING},
     ReservationState.RUNNING: {ReservationState.ABORTING},
-    ReservationState.ABORTING: {ReservationState.RELEASED},
+    ReservationState.ABORTING: {ReservationState.QUARANTINED, ReservationState.RELEASED},
+    ReservationState.QUARANTINED: {ReservationState.RELEASED},
     ReservationState.RELEASED: set[ReservationState](),
 }
 
@@ -62,7 +64,8 @@ class Reservation:
         self.max_length = max_length
         self.memory = memory
         self.expires_at = expires_at
-        self.released = asyncio.Event()
+        self.left = asyncio.Event()
+        """Set when the request is over here, so that a newer epoch may come. Its memory may still be in quarantine."""
         self._state = ReservationState.RESERVED
 
     @property
@@ -71,7 +74,11 @@ class Reservation:
 
     @property
     def has_ended(self) -> bool:
-        return self._state in (ReservationState.ABORTING, ReservationState.RELEASED)
+        return self._state in (
+            ReservationState.ABORTING,
+            ReservationState.QUARANTINED,
+            ReservationState.RELEASED,
+        )
 
     def move(self, state: ReservationState) -> None:
         """Take the next state."""
@@ -88,6 +95,7 @@ class Reservations:
         self._clock = clock
         self._by_id: dict[str, Reservation] = {}
         self._by_request: dict[RequestId, Reservation] = {}
+        self._quarantined: set[Reservation] = set()
         self._emptied = asyncio.Event()
         self._emptied.set()
 
@@ -168,34 +176,48 @@ class Reservations:
         waiting = (ReservationState.RESERVED, ReservationState.RECEIVING, ReservationState.READY)
         return [r for r in self._by_id.values() if r.state in waiting and r.expires_at <= now]
 
+    def quarantine(self, reservation: Reservation) -> None:
+        """The request is over, but a peer may still write to its memory: keep that until `release`."""
+        reservation.move(ReservationState.QUARANTINED)
+        self._quarantined.add(reservation)
+        self._leave(reservation)
+
     def release(self, reservation: Reservation) -> None:
         """Give the memory back. Nothing may write to it or read from it any more."""
+        was_quarantined = reservation.state is ReservationState.QUARANTINED
         reservation.move(ReservationState.RELEASED)
         reservation.memory.release()
-        del self._by_id[reservation.reservation_id]
-        del self._by_request[reservation.request_id]
-        reservation.released.set()
-        if not self._by_id:
+        if was_quarantined:
+            self._quarantined.remove(reservation)
+        else:
+            self._leave(reservation)
+        if not self._by_id and not self._quarantined:
             self._emptied.set()
 
     async def wait_empty(self) -> None:
-        """Return once nothing is reserved. The caller sets the deadline."""
+        """Return once no memory is held, quarantine included. The caller sets the deadline."""
         await self._emptied.wait()
 
     def check_integrity(self) -> None:
         self._memory.check_integrity()
         held = self._memory.slots.num_slots - self._memory.slots.num_free
-        assert held == len(self._by_id), f"{held} slots are held by {len(self._by_id)} reservations"
+        num_known = len(self._by_id) + len(self._quarantined)
+        assert held == num_known, f"{held} slots are held by {num_known} reservations"
         assert len(self._by_id) == len(self._by_request), "a request has two reservations"
         for r in self._by_id.values():
             assert r.state is not ReservationState.RELEASED, (
                 f"{r.reservation_id} is released but known"
             )
-        if not self._by_id:
+        if not num_known:
             pages = self._memory.pages
             assert pages.num_free == pages.num_pages, (
                 f"{pages.num_free=} {pages.num_pages=} at rest"
             )
+
+    def _leave(self, reservation: Reservation) -> None:
+        del self._by_id[reservation.reservation_id]
+        del self._by_request[reservation.request_id]
+        reservation.left.set()
 
     def _again(
         self, known: Reservation, epoch: int, num_tokens: int, max_length: int

@@ -124,6 +124,14 @@ class HandoffServicer(HandoffServiceServicer):
 
     def __init__(self, worker: DecodeWorker) -> None:
         self._intake = worker.intake
+        self._meetings = worker.meetings
+        self._quarantine = worker.quarantine
+
+    async def Meet(
+        self, request: handoff_service_pb2.MeetRequest, context: Context
+    ) -> handoff_service_pb2.MeetResponse:
+        introduction = transfer_convert.introduction_from_pb(request)
+        return transfer_convert.acquaintance_to_pb(self._meetings.meet(introduction))
 
     async def Negotiate(
         self, request: handoff_service_pb2.NegotiateRequest, context: Context
@@ -144,7 +152,8 @@ class HandoffServicer(HandoffServiceServicer):
         self, request: handoff_service_pb2.AbortHandoffRequest, context: Context
     ) -> handoff_service_pb2.AbortHandoffResponse:
         key = transfer_convert.key_from_pb(request.key)
-        self._intake.abort(key, request.capability, request.reason)
+        if self._intake.abort(key, request.capability, request.reason) is None:
+            self._quarantine.acknowledge(key, request.capability)
         return handoff_service_pb2.AbortHandoffResponse()
 
 
@@ -158,6 +167,7 @@ def load_of(worker: DecodeWorker) -> WorkerLoad:
             ReservationState.RESERVED, ReservationState.RECEIVING, ReservationState.READY
         ),
         running_requests=reservations.num_in(ReservationState.RUNNING),
+        num_quarantined_pages=worker.quarantine.num_pages,
         draining=worker.is_draining,
         details={name: str(count) for name, count in worker.intake.counts.items()},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.engine.memory import Memory
@@ -21,7 +21,8 @@ from common.errors import (
     WorkerLost,
 )
 from common.rpc.worker_info import WorkerIdentity
-from common.transfer.engine import TransferEngine
+from common.telemetry.metrics import TransferMetrics
+from common.transfer.engines import Engines
 from common.transfer.handoff import CacheContract, HandoffResult
 from common.transfer.memory import PoolMemory
 from common.types import RequestContext, RequestId
@@ -29,6 +30,8 @@ from services.decode.commits import CommitOrder, Outbox, UncommittedRounds
 from services.decode.events import Admitted, Event, Failed, Finished, Verified
 from services.decode.intake import Intake
 from services.decode.loop import run_decode_loop
+from services.decode.meetings import Meetings
+from services.decode.quarantine import Quarantine
 from services.decode.requests import (
     adopted_request,
     prompt_request,
@@ -36,8 +39,12 @@ from services.decode.requests import (
     require_servable,
 )
 from services.decode.reservations import Reservation, Reservations, ReservationState
+from services.decode.senders import Senders
 
 logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 5.0
+"""For a request that was told to end: it waits for a step of the engine."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +54,7 @@ class Admission:
     context: RequestContext
     outbox: Outbox
     rounds: UncommittedRounds
+    """Of the context as it was admitted; begun anew when the request runs, which may be a first token later."""
 
 
 class DecodeWorker:
@@ -58,23 +66,35 @@ class DecodeWorker:
         *,
         identity: WorkerIdentity,
         memory: PoolMemory,
-        transfer_engines: Sequence[TransferEngine],
+        engines: Engines,
+        metrics: TransferMetrics,
         reservation_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.identity = identity
         self.room = Memory(num_pages=identity.num_pages, num_slots=identity.num_slots)
         self.reservations = Reservations(self.room, lifetime_s=reservation_s, clock=clock)
-        self.intake = Intake(
-            reservations=self.reservations,
+        self.meetings = Meetings(
             memory=memory,
             contract=CacheContract(
                 model_fingerprint=identity.model_fingerprint, layout=memory.layout
             ),
-            engines=transfer_engines,
+            engines=engines,
+            generation=identity.generation,
+            metrics=metrics,
+        )
+        self.metrics = metrics
+        self._engines = engines
+        self.intake = Intake(
+            reservations=self.reservations,
+            memory=memory,
+            meetings=self.meetings,
+            metrics=metrics,
             on_ready=self._on_ready,
             on_failed=self.end,
         )
+        self._senders = Senders()
+        self.quarantine = Quarantine(self.reservations, self._senders.stop, clock=clock)
         self.engine = EngineThread(
             engine, run_decode_loop, on_report=self._on_step, on_crash=self._on_crash
         )
@@ -82,6 +102,7 @@ class DecodeWorker:
         self._admissions: dict[str, Admission] = {}
         self._running: dict[RequestId, Reservation] = {}
         self._endings: set[asyncio.Task[None]] = set()
+        metrics.quarantined_pages.set_function(lambda: self.quarantine.num_pages)
 
     async def reserve(
         self,
@@ -104,7 +125,13 @@ class DecodeWorker:
         older = self.reservations.find(request_id)
         if older is not None and older.epoch < epoch:
             self.end(older, RequestAborted(f"request {request_id!r} was placed again"))
-            await older.released.wait()
+            try:
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    await older.left.wait()
+            except TimeoutError:
+                raise WorkerLost(
+                    f"epoch {older.epoch} of request {request_id!r} does not end"
+                ) from None
         return self.reservations.reserve(
             request_id, epoch, num_tokens=num_tokens, max_length=max_length
         )
@@ -127,9 +154,8 @@ class DecodeWorker:
         computes_prompt = (
             reservation.state is ReservationState.RESERVED and self.identity.computes_prompts
         )
-        base = context.length + (0 if computes_prompt else 1)
         self._admissions[reservation_id] = Admission(
-            context=context, outbox=outbox, rounds=UncommittedRounds(base)
+            context=context, outbox=outbox, rounds=UncommittedRounds(context.length)
         )
         self.reservations.touch(reservation)
         try:
@@ -201,13 +227,19 @@ class DecodeWorker:
             self.end(reservation, TransferFailed("the reservation expired: no router admitted it"))
 
     def end(self, reservation: Reservation, error: ServingError | None) -> None:
-        """End a request in any state, once: stop it, free its memory, then tell its router. None is an end as told."""
+        """End a request in any state, once: stop it, free its memory, then tell its router. None is an end as told.
+
+        Memory that its sender may still write to is not freed but put into quarantine.
+        """
         if reservation.has_ended:
             return
         is_running = reservation.state is ReservationState.RUNNING
         reservation.move(ReservationState.ABORTING)
-        self.intake.forget(reservation)
-        if is_running:
+        writer = self.intake.forget(reservation)
+        if writer is not None:
+            self.quarantine.hold(reservation, writer)
+            self._tell_router(reservation, error)
+        elif is_running:
             # The engine may be in the middle of a step that writes these pages.
             ending = asyncio.create_task(self._release_running(reservation, error))
             self._endings.add(ending)
@@ -222,7 +254,10 @@ class DecodeWorker:
             self.end(reservation, WorkerLost("the decode worker stops"))
         if self._endings:
             await asyncio.wait(tuple(self._endings))
+        await self.quarantine.close()
+        await self._senders.close()
         await self.engine.stop()
+        await self._engines.close()
 
     def _on_ready(self, reservation: Reservation) -> None:
         """A hand-off is complete."""
@@ -256,6 +291,9 @@ class DecodeWorker:
 
     def _release(self, reservation: Reservation, error: ServingError | None) -> None:
         self.reservations.release(reservation)
+        self._tell_router(reservation, error)
+
+    def _tell_router(self, reservation: Reservation, error: ServingError | None) -> None:
         admission = self._admissions.pop(reservation.reservation_id, None)
         if admission is not None:
             admission.outbox.put(_last_event(reservation, error))
@@ -272,29 +310,37 @@ class DecodeWorker:
         result = self.intake.result_of(reservation)
         context = self._admissions[reservation.reservation_id].context
         request = adopted_request(
-            context, reservation, result, draft_length=self.identity.draft_length
+            context,
+            reservation,
+            result,
+            num_computed=self.intake.num_received(reservation),
+            draft_length=self.identity.draft_length,
         )
         fallback = ""
         if not result.has_drafter_state and self.identity.draft_length:
             fallback = "the prefill worker sent no drafter state"
-        self._run(reservation, request, fallback, result)
+        # What was committed since the state was computed begins with its first token.
+        is_news = len(request.tokens) > context.length
+        self._run(reservation, request, fallback, result if is_news else None)
 
     def _run(
         self,
         reservation: Reservation,
         request: Request,
         drafter_fallback: str,
-        result: HandoffResult | None = None,
+        first: HandoffResult | None = None,
     ) -> None:
         self.engine.add(request)
         reservation.move(ReservationState.RUNNING)
         self._running[request.request_id] = reservation
-        self._admissions[reservation.reservation_id].outbox.put(
+        admission = self._admissions[reservation.reservation_id]
+        admission.rounds = UncommittedRounds(len(request.tokens))
+        admission.outbox.put(
             Admitted(
                 request_id=request.request_id,
                 epoch=request.epoch,
-                first_token_id=result.first_token_id if result else None,
-                first_logprob=result.first_logprob if result else None,
+                first_token_id=first.first_token_id if first else None,
+                first_logprob=first.first_logprob if first else None,
                 drafter_fallback=drafter_fallback,
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable
 
 from common.checkpoint.reader import Progress
@@ -12,11 +13,16 @@ from common.engine.build import LoadedEngine, build_engine
 from common.rpc.readiness import follow_readiness
 from common.rpc.server import RpcServer, build_server
 from common.rpc.worker_info import WorkerIdentity
+from common.telemetry.admin import AdminServer
+from common.telemetry.metrics import TransferMetrics
+from common.transfer.engines import open_engines
+from common.transfer.faulty_engine import with_faults
 from common.transfer.grpc_engine import GrpcTransferEngine
 from common.transfer.handoff import CacheContract
 from common.transfer.memory import PoolMemory
 from services.prefill.config import PrefillConfig
 from services.prefill.handoff import Sender
+from services.prefill.pairs import Pairs
 from services.prefill.peers import Peers
 from services.prefill.servicer import SERVICE_NAMES, register
 from services.prefill.worker import PrefillWorker
@@ -25,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 EXPIRY_PERIOD_S = 1.0
 STOP_GRACE_S = 1.0
+ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 
 async def serve(
@@ -49,8 +56,10 @@ async def serve(
         service_names=SERVICE_NAMES,
         register=lambda grpc_server: register(worker, grpc_server),
     )
+    admin = AdminServer(worker.metrics.registry, host=config.host, port=config.admin_port)
     worker.engine.start()
     await server.start()
+    worker.pairs.own_address = advertised_address(config, server.port)
     await server.set_ready(True)
     background = [
         asyncio.create_task(follow_readiness(server, lambda: why_not_ready(worker, config))),
@@ -68,21 +77,20 @@ async def serve(
         await asyncio.gather(*background, return_exceptions=True)
         await worker.close()
         await server.stop(STOP_GRACE_S)
+        admin.close()
 
 
 def build_worker(config: PrefillConfig, loaded: LoadedEngine) -> PrefillWorker:
     """A worker around a loaded engine; must be called inside the event loop that will serve."""
     memory = PoolMemory(loaded.engine.pool)
+    metrics = TransferMetrics()
     peers = Peers()
-    engine = GrpcTransferEngine(peers.channel, write_timeout_s=config.handoff.transfer_timeout_s)
-    engine.register(memory)
-    sender = Sender(
-        memory=memory,
-        contract=CacheContract(model_fingerprint=loaded.fingerprint, layout=loaded.layout),
-        draft_length=loaded.engine.config.draft_length,
-        engines={engine.name: engine},
-        config=config.handoff,
+    grpc_engine = GrpcTransferEngine(
+        memory, peers.channel, write_timeout_s=config.handoff.transfer_timeout_s
     )
+    engines = open_engines(config.transfer.at(config.host), memory, grpc_engine)
+    if config.faults.faults:
+        engines = with_faults(engines, config.faults, memory)
     identity = WorkerIdentity(
         role="prefill",
         model=config.model,
@@ -92,15 +100,35 @@ def build_worker(config: PrefillConfig, loaded: LoadedEngine) -> PrefillWorker:
         draft_length=loaded.engine.config.draft_length,
         num_pages=loaded.num_pages,
         num_slots=loaded.num_slots,
-        transfer_engines=tuple(sender.engines),
+        transfer_engines=engines.names,
     )
+    pairs = Pairs(
+        peers=peers,
+        engines=engines,
+        memory=memory,
+        contract=CacheContract(model_fingerprint=loaded.fingerprint, layout=loaded.layout),
+        generation=identity.generation,
+        config=config.transfer,
+        metrics=metrics,
+        meet_timeout_s=config.handoff.negotiate_timeout_s,
+    )
+    sender = Sender(memory=memory, pairs=pairs, config=config.handoff, metrics=metrics)
     return PrefillWorker(
         loaded.engine,
         identity=identity,
         sender=sender,
         peers=peers,
         max_queued=config.max_queued,
+        job_timeout_s=config.job_timeout_s,
     )
+
+
+def advertised_address(config: PrefillConfig, port: int) -> str:
+    """Where decode workers reach this one."""
+    host = config.advertise_host
+    if not host:
+        host = socket.gethostname() if config.host in ANY_HOST else config.host
+    return f"{host}:{port}"
 
 
 def why_not_ready(worker: PrefillWorker, config: PrefillConfig) -> str | None:
@@ -118,6 +146,7 @@ async def _expire(worker: PrefillWorker) -> None:
     while True:
         await asyncio.sleep(EXPIRY_PERIOD_S)
         worker.expire()
+        await worker.quarantine.ask_all()
 
 
 async def _drain(worker: PrefillWorker, server: RpcServer, drain_s: float) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
+from common.transfer.config import TransferConfig
+from common.transfer.faults import FaultPlan
 
 if TYPE_CHECKING:
     # Configuration is read before torch is loaded.
@@ -47,12 +49,21 @@ class PrefillConfig:
     host: str = "127.0.0.1"
     port: int = 50052
     """0 takes a free port."""
+    advertise_host: str = ""
+    """Where decode workers reach this one; `host` when empty, or the machine's name when that is every address."""
     model: str
     """Name of the served model."""
     engine: EngineSettings
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    admin_port: int = 0
+    """Where metrics are served over HTTP; 0 serves none."""
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
+    faults: FaultPlan = field(default_factory=FaultPlan)
+    """Writes that go wrong on purpose, for drills."""
     max_queued: int = 256
     """Requests that may wait for room; one more is refused."""
+    job_timeout_s: float = 600.0
+    """Bound of a prefill's wait for room, and of its work after that, whatever its caller allows."""
     stall_s: float = 30.0
     """A step that takes longer makes the worker not ready."""
     drain_s: float = 30.0
@@ -61,5 +72,6 @@ class PrefillConfig:
     def __post_init__(self) -> None:
         if self.max_queued < 0 or self.drain_s < 0:
             raise ConfigError("max_queued and drain_s must not be below 0")
-        if self.stall_s <= 0:
-            raise ConfigError(f"stall_s is {self.stall_s}; give a value above 0")
+        for name in ("stall_s", "job_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a value above 0")

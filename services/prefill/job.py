@@ -26,20 +26,22 @@ class Job:
         self.is_ending = False
         """Set by the work before it cleans up, which must not be cancelled half way."""
         self._arrived_at = arrived_at
+        self._has_begun = False
         self._progressed = asyncio.Event()
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._task: asyncio.Task[None]
         self._why_cancelled: ServingError | None = None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.create_task(work, name=f"prefill {self.context.request_id}")
+        self._task = asyncio.create_task(self._run(work), name=f"prefill {self.context.request_id}")
         self._task.add_done_callback(lambda _: self._events.put_nowait(None))
 
     def cancel(self, error: ServingError) -> None:
         """Give the job up, once; `events` then ends with `error`."""
         if self._why_cancelled is None and not self.is_ending:
             self._why_cancelled = error
-            self._task.cancel()
+            if self._has_begun:
+                self._task.cancel()
 
     async def events(self) -> AsyncIterator[Event]:
         """What the router is to hear, to the end. Raises what ended the job early."""
@@ -48,6 +50,13 @@ class Job:
         if self._task.cancelled():
             raise self._why_cancelled or RequestAborted("the prefill was cancelled")
         self._task.result()
+
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        # A task that is cancelled before its first step never enters its `try`, and cleans nothing up.
+        self._has_begun = True
+        if self._why_cancelled is not None:
+            self._task.cancel()
+        await work
 
     async def wait_ended(self) -> None:
         await asyncio.wait([self._task])

@@ -1,25 +1,44 @@
-"""Finished state that is kept for a while. Knows rooms and deadlines; no rows."""
+"""Finished state that is kept for a while. Knows rooms, readers and deadlines; no rows."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from common.engine.memory import RequestMemory
+from common.errors import LeaseEnded
+from services.prefill.loop import FirstTokenSampled
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedState:
+    """What a prefill came to, rows apart."""
+
+    tokens: tuple[int, ...]
+    """Those whose rows are there."""
+    first: FirstTokenSampled
+    """What follows them."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
     """The room of a request whose state was handed over."""
 
     lease_id: str
     memory: RequestMemory
+    state: FinishedState
     expires_at: float
+    num_readers: int = 0
+    """Hand-offs that read the room; it is not given back before they end."""
+    has_ended: bool = False
 
 
 class Leases:
-    """All leases of a worker, oldest first. Each ends once: by release, by expiry, or because its room is needed."""
+    """All leases of a worker, oldest first. Each ends once: by release, by expiry, or because its room is needed.
+
+    The room of an ended lease is free as soon as nobody reads it.
+    """
 
     def __init__(self, *, lease_s: float, clock: Callable[[], float]) -> None:
         self.lease_s = lease_s
@@ -30,34 +49,56 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def grant(self, memory: RequestMemory) -> Lease:
-        """Keep a room; it is the lease's from now on."""
+    def grant(self, memory: RequestMemory, state: FinishedState, *, lease_id: str = "") -> Lease:
+        """Keep a room; it is the lease's from now on. An id that is empty or in use is replaced by a new one."""
+        if not lease_id or lease_id in self._leases:
+            lease_id = secrets.token_hex(8)
         lease = Lease(
-            lease_id=secrets.token_hex(8),
+            lease_id=lease_id,
             memory=memory,
+            state=state,
             expires_at=self._clock() + self.lease_s,
         )
         self._leases[lease.lease_id] = lease
         return lease
 
-    def renew(self, lease_id: str) -> bool:
-        """Let a lease begin anew; False when it has ended."""
+    def renew(self, lease_ids: Iterable[str]) -> list[str]:
+        """Let leases begin anew; returns those that have ended."""
+        ended = []
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            if lease is None:
+                ended.append(lease_id)
+            else:
+                lease.expires_at = self._clock() + self.lease_s
+        return ended
+
+    def open(self, lease_id: str) -> Lease:
+        """Read a lease's room, beside other readers, until `close`. Raises LeaseEnded."""
         lease = self._leases.get(lease_id)
         if lease is None:
-            return False
-        lease.expires_at = self._clock() + self.lease_s
-        return True
+            raise LeaseEnded(f"there is no lease {lease_id!r} here, or no longer")
+        self.renew([lease_id])
+        lease.num_readers += 1
+        return lease
+
+    def close(self, lease: Lease) -> None:
+        """The reader has certainly stopped reading; the last one of an ended lease frees the room."""
+        assert lease.num_readers > 0, f"lease {lease.lease_id} has no reader"
+        lease.num_readers -= 1
+        self._free_unread(lease)
 
     def release(self, lease_id: str) -> bool:
-        """Free a lease's room; False when it has ended already."""
+        """End a lease; False when it has ended already."""
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return False
-        lease.memory.release()
+        lease.has_ended = True
+        self._free_unread(lease)
         return True
 
     def expire(self) -> int:
-        """Free what is overdue; returns how many."""
+        """End what is overdue; returns how many."""
         now = self._clock()
         overdue = [lease.lease_id for lease in self._leases.values() if lease.expires_at <= now]
         for lease_id in overdue:
@@ -66,8 +107,12 @@ class Leases:
         return len(overdue)
 
     def release_oldest(self) -> bool:
-        """Free the lease that would end first; False when there is none."""
-        if not self._leases:
+        """Free the room of the lease that would end first; False when none has a room that can be freed now."""
+        unread = [lease for lease in self._leases.values() if not lease.num_readers]
+        if not unread:
             return False
-        oldest = min(self._leases.values(), key=lambda lease: lease.expires_at)
-        return self.release(oldest.lease_id)
+        return self.release(min(unread, key=lambda lease: lease.expires_at).lease_id)
+
+    def _free_unread(self, lease: Lease) -> None:
+        if lease.has_ended and not lease.num_readers:
+            lease.memory.release()

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from common.rpc.channel import open_channel
+from common.rpc.liveness import is_gone
+from dspark.v1 import decode_service_pb2
+from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
 from dspark.v1.handoff_service_pb2_grpc import HandoffServiceStub
 
 if TYPE_CHECKING:
     # The generated module has the typed stub for type checkers only.
+    from dspark.v1.decode_service_pb2_grpc import DecodeServiceAsyncStub
     from dspark.v1.handoff_service_pb2_grpc import HandoffServiceAsyncStub
 
 
@@ -30,6 +34,16 @@ class Peers:
 
     def handoff_stub(self, address: str) -> HandoffServiceAsyncStub:
         return HandoffServiceStub(self.channel(address))
+
+    async def is_gone(self, address: str, generation: str, *, timeout_s: float) -> bool:
+        """Whether the decode worker of that generation has certainly ended."""
+        stub: DecodeServiceAsyncStub = DecodeServiceStub(self.channel(address))
+
+        async def ask() -> str:
+            request = decode_service_pb2.DecodeServiceGetWorkerInfoRequest()
+            return (await stub.GetWorkerInfo(request, timeout=timeout_s)).info.generation
+
+        return await is_gone(address, generation, ask, timeout_s=timeout_s)
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}

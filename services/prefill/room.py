@@ -8,7 +8,7 @@ from collections import deque
 from common.engine.memory import Memory, RequestMemory
 from common.errors import CapacityExhausted, QueueFull
 from common.kv_cache.layout import num_pages_for
-from services.prefill.leases import Leases
+from services.prefill.leases import Lease, Leases
 
 
 class Room:
@@ -56,6 +56,11 @@ class Room:
     def release(self, memory: RequestMemory) -> None:
         """Take room back, which may be somebody's turn."""
         memory.release()
+        self.serve_queue()
+
+    def close_lease(self, lease: Lease) -> None:
+        """A reader of a lease has certainly stopped, which may be somebody's turn."""
+        self.leases.close(lease)
         self.serve_queue()
 
     def serve_queue(self) -> None:

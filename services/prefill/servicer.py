@@ -7,9 +7,10 @@ from typing import Any
 
 import grpc.aio
 
-from common.errors import RequestAborted
+from common.errors import InvalidRequest, RequestAborted
 from common.rpc import convert
 from common.rpc.worker_info import WorkerLoad, worker_info_to_pb
+from common.transfer import convert as transfer_convert
 from dspark.v1 import prefill_service_pb2 as pb
 from dspark.v1.prefill_service_pb2_grpc import (
     PrefillServiceServicer,
@@ -20,6 +21,9 @@ from services.prefill.handoff import DecodeTicket
 from services.prefill.worker import PrefillWorker
 
 SERVICE_NAMES = ("dspark.v1.PrefillService",)
+
+MAX_RENEWALS = 4096
+"""Leases in one call of RenewLeases."""
 
 Context = Any
 
@@ -35,20 +39,51 @@ class PrefillServicer(PrefillServiceServicer):
     def __init__(self, worker: PrefillWorker) -> None:
         self._worker = worker
 
+    async def Connect(self, request: pb.ConnectRequest, context: Context) -> pb.ConnectResponse:
+        pair = await self._worker.pairs.connect(request.decode_address, request.decode_generation)
+        return pb.ConnectResponse(transfer_engine=pair.engine.name, reason=pair.reason)
+
     async def Prefill(
         self, request: pb.PrefillRequest, context: Context
     ) -> AsyncIterator[pb.PrefillResponse]:
-        ticket = DecodeTicket(
-            address=request.ticket.decode_address,
-            reservation_id=request.ticket.reservation_id,
-            capability=request.ticket.capability,
+        job = await self._worker.prefill(
+            convert.context_from_pb(request.context), _ticket_from_pb(request.ticket)
         )
-        job = await self._worker.prefill(convert.context_from_pb(request.context), ticket)
         try:
             async for event in job.events():
                 yield _event_to_pb(event)
         finally:
             job.cancel(RequestAborted("the router cancelled the prefill"))
+
+    async def HandOff(self, request: pb.HandOffRequest, context: Context) -> pb.HandOffResponse:
+        job = await self._worker.hand_off(
+            request.lease_id,
+            convert.context_from_pb(request.context),
+            _ticket_from_pb(request.ticket),
+        )
+        try:
+            (done,) = [event async for event in job.events()]
+        finally:
+            job.cancel(RequestAborted("the router cancelled the hand-off"))
+        return pb.HandOffResponse(done=_event_to_pb(done).handoff_done)
+
+    async def RenewLeases(
+        self, request: pb.RenewLeasesRequest, context: Context
+    ) -> pb.RenewLeasesResponse:
+        if len(request.lease_ids) > MAX_RENEWALS:
+            raise InvalidRequest(
+                f"{len(request.lease_ids)} leases to renew; at most {MAX_RENEWALS} in one call"
+            )
+        return pb.RenewLeasesResponse(ended_lease_ids=self._worker.renew_leases(request.lease_ids))
+
+    async def StopHandoff(
+        self, request: pb.StopHandoffRequest, context: Context
+    ) -> pb.StopHandoffResponse:
+        key = transfer_convert.key_from_pb(request.key)
+        return pb.StopHandoffResponse(
+            stopped=await self._worker.stop_handoff(key, request.capability),
+            generation=self._worker.identity.generation,
+        )
 
     async def ReleaseLease(
         self, request: pb.ReleaseLeaseRequest, context: Context
@@ -71,8 +106,21 @@ def load_of(worker: PrefillWorker) -> WorkerLoad:
         queued_requests=worker.room.num_queued,
         running_requests=worker.num_jobs - worker.room.num_queued,
         num_leases=len(worker.leases),
+        num_quarantined_pages=worker.quarantine.num_pages,
         draining=worker.is_draining,
-        details={"expired_leases": str(worker.leases.num_expired)},
+        details={
+            "expired_leases": str(worker.leases.num_expired),
+            "lease_handoffs": str(worker.counts["lease_handoffs"]),
+            **worker.pairs.details(),
+        },
+    )
+
+
+def _ticket_from_pb(message: pb.DecodeTicket) -> DecodeTicket:
+    return DecodeTicket(
+        address=message.decode_address,
+        reservation_id=message.reservation_id,
+        capability=message.capability,
     )
 
 

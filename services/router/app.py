@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable
 
 from common.rpc.server import RpcServer, build_server
+from common.telemetry.admin import AdminServer
+from common.telemetry.metrics import process_registry
 from dspark.v1 import inference_service_pb2 as pb
 from dspark.v1.inference_service_pb2_grpc import add_InferenceServiceServicer_to_server
 from services.router.config import RouterConfig
@@ -40,6 +42,7 @@ async def serve(
         max_message_bytes=config.max_message_bytes,
         max_connection_age_s=config.max_connection_age_s,
     )
+    admin = AdminServer(process_registry(), host=config.host, port=config.admin_port)
     watching = asyncio.create_task(router.workers.watch())
     await server.start()
     logger.info("router listens on %s", server.address)
@@ -54,6 +57,7 @@ async def serve(
         await server.stop(STOP_GRACE_S)
         await router.leases.close()
         await _cancelled(watching)
+        admin.close()
 
 
 async def _report_readiness(

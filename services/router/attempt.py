@@ -34,10 +34,13 @@ class Attempt:
         *,
         decode: DecodeWorker,
         prefill: PrefillWorker | None,
+        is_from_lease: bool,
     ) -> None:
         self.decode = decode
         self.prefill = prefill
         """None when decode computes the prompt."""
+        self.is_from_lease = is_from_lease
+        """Whether prefill hands over what it has instead of computing it."""
         self.epoch = session.key[1]
         self._inbox = inbox
         self._session = session

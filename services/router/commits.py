@@ -76,20 +76,15 @@ class Commits:
             self._stop_token_ids |= frozenset(eos_token_ids)
         self._last_round = 0
         self._first_token: int | None = None
-        self._is_prompt_round_due = False
 
     def next_epoch(self) -> None:
         """The context will be placed again: messages of this epoch are void from now on."""
         self.context.epoch += 1
 
-    def begin(self, *, computes_prompt: bool) -> None:
-        """The context was placed on workers.
-
-        `computes_prompt` says that the first token will come as a round, without a prefill worker.
-        """
+    def begin(self) -> None:
+        """The context was placed on workers."""
         self._last_round = 0
         self._first_token = None
-        self._is_prompt_round_due = computes_prompt
 
     def commit_first_token(
         self, epoch: int, token_id: int, logprob: TokenLogprob | None
@@ -173,9 +168,9 @@ class Commits:
         )
 
     def _count(self, round_: Round, num_taken: int) -> None:
-        if self._is_prompt_round_due:
-            # A prompt that decode computed ends in a token, not in a verification.
-            self._is_prompt_round_due = False
+        if round_.number == 1 and self._first_token is None and not round_.num_draft:
+            # Decode computed the prompt itself, or what was committed since a lease's state: that ends in a token, as
+            # with a prefill worker, and not in a verification.
             return
         self.counts.rounds += 1
         self.counts.draft_tokens += round_.num_draft

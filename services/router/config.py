@@ -51,6 +51,8 @@ class RouterConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     """0 takes a free port."""
+    admin_port: int = 0
+    """Where metrics are served over HTTP; 0 serves none."""
     prefill_addresses: tuple[str, ...] = ()
     """host:port each; may be empty when decode workers compute prompts themselves."""
     decode_addresses: tuple[str, ...]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from common.errors import Draining, DuplicateRequest
 from common.types import RequestId
 from services.router.commits import Commits
+from services.router.leases import Lease
 from services.router.replacement import Failures
 
 MAX_REMEMBERED = 4096
@@ -24,6 +25,8 @@ class LiveRequest:
         self.context = commits.context
         self.first_epoch = commits.context.epoch
         self.failures = Failures()
+        self.lease: Lease | None = None
+        """The newest state that a prefill worker keeps for it."""
         self.is_abort_requested = False
         self._task = task
 

@@ -22,6 +22,9 @@ class HandedOff:
     """The decode worker has acknowledged the state."""
 
     lease_id: str
+    """Names the state that the prefill worker keeps."""
+    lease_s: float
+    """How long it does so unless the lease is renewed."""
     transfer_engine: str
 
 

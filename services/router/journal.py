@@ -13,7 +13,6 @@ from services.router.commits import Commits, Committed, Round
 from services.router.contexts import LiveRequest
 from services.router.events import Admitted, Event, FirstToken, HandedOff
 from services.router.requests import Chunk, Completion, Route, Timings, Usage
-from services.router.workers import PrefillWorker
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +21,12 @@ class Journal:
     """Marks of one request on a monotonic clock; of repeated placements the first marks and the last route."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.leases: list[tuple[PrefillWorker, str]] = []
-        """State that prefill workers keep for the request."""
         self._clock = clock
         self._arrival = clock()
         self._placed: float | None = None
         self._first_token: float | None = None
         self._admitted: float | None = None
+        self._num_from_leases = 0
         self._route = Route()
 
     @property
@@ -55,13 +53,14 @@ class Journal:
 
     def placed(self, attempt: Attempt, live: LiveRequest) -> None:
         self._placed = self._placed or self._clock()
+        self._num_from_leases += attempt.is_from_lease
         self._route = Route(
             prefill_worker=attempt.prefill.address if attempt.prefill is not None else "",
             decode_worker=attempt.decode.address,
             replacements=live.num_replacements,
         )
 
-    def saw(self, event: Event, attempt: Attempt) -> None:
+    def saw(self, event: Event) -> None:
         match event:
             case FirstToken() | Round():
                 self._first_token = self._first_token or self._clock()
@@ -70,10 +69,8 @@ class Journal:
                 if first_token_id is not None:
                     self._first_token = self._first_token or self._admitted
                 self._route = replace(self._route, drafter_fallback=fallback)
-            case HandedOff(lease_id=lease_id, transfer_engine=engine):
+            case HandedOff(transfer_engine=engine):
                 self._route = replace(self._route, transfer_engine=engine)
-                if attempt.prefill is not None and lease_id:
-                    self.leases.append((attempt.prefill, lease_id))
 
     def failed(self, failure: AttemptFailed, live: LiveRequest) -> None:
         logger.warning(
@@ -118,7 +115,7 @@ class Journal:
         usage, timings = _usage(live.commits), self._timings()
         logger.info(
             "request %s ended: %s; prompt %d, completion %d, rounds %d, drafts %d, accepted %d; "
-            "queue %.3f s, first token %.3f s, total %.3f s; prefill %s, decode %s, replacements %d",
+            "queue %.3f s, first token %.3f s, total %.3f s; prefill %s, decode %s, replacements %d, %d of them from a lease",
             live.request_id,
             outcome,
             usage.prompt_tokens,
@@ -132,6 +129,7 @@ class Journal:
             self._route.prefill_worker or "-",
             self._route.decode_worker or "-",
             self._route.replacements,
+            self._num_from_leases,
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from common.errors import (
     CapacityExhausted,
     DeadlinePassed,
+    LeaseEnded,
     ServingError,
     StreamInterrupted,
     WorkerLost,
@@ -23,7 +24,7 @@ from services.router.config import RouterConfig
 from services.router.contexts import Contexts, LiveRequest
 from services.router.events import Admitted, FirstToken, HandedOff
 from services.router.journal import Journal
-from services.router.leases import Leases
+from services.router.leases import Lease, Leases
 from services.router.outlet import Outlet
 from services.router.placement import Placer
 from services.router.requests import Chunk, GenerationRequest
@@ -54,7 +55,7 @@ class Pipeline:
         self._contexts = contexts
         self._leases = leases
         self._clock = asyncio.get_running_loop().time
-        self._placer = Placer(config, workers, queue, self._clock)
+        self._placer = Placer(config, workers, queue, leases, self._clock)
 
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None
@@ -97,8 +98,7 @@ class Pipeline:
                 outlet.put(journal.chunk(commits.abort(), commits))
             finally:
                 self._queue.notify_room()
-                for worker, lease_id in journal.leases:
-                    self._leases.release(worker, lease_id)
+                self._take_lease(live, None)
 
     async def _complete_in_time(
         self, live: LiveRequest, journal: Journal, outlet: Outlet, deadline: float
@@ -135,29 +135,54 @@ class Pipeline:
             try:
                 async with self._placer.placed(live, deadline) as attempt:
                     journal.placed(attempt, live)
-                    live.commits.begin(computes_prompt=attempt.prefill is None)
-                    await self._follow(attempt, live.commits, journal, outlet)
+                    live.commits.begin()
+                    await self._follow(attempt, live, journal, outlet)
                     return
             except AttemptFailed as failure:
                 journal.failed(failure, live)
-                live.failures.note(
-                    failure.error,
-                    failure.worker,
-                    now=self._clock(),
-                    max_attempts=self._config.workers.max_attempts,
-                    patience_s=self._config.queue.queue_timeout_s,
-                )
+                self._note_failure(failure, live)
                 live.commits.next_epoch()
                 if isinstance(failure.error, CapacityExhausted):
                     await self._queue.room()
 
+    def _note_failure(self, failure: AttemptFailed, live: LiveRequest) -> None:
+        """Returning means that the request is placed again. Raises the error when it is not."""
+        lease = live.lease
+        if lease is not None and failure.worker == lease.worker.address:
+            # Whatever went wrong there, the next placement computes the state anew.
+            self._take_lease(live, None)
+        if isinstance(failure.error, LeaseEnded):
+            return  # no worker is to blame
+        live.failures.note(
+            failure.error,
+            failure.worker,
+            now=self._clock(),
+            max_attempts=self._config.workers.max_attempts,
+            patience_s=self._config.queue.queue_timeout_s,
+        )
+
+    def _note_lease(self, event: HandedOff, attempt: Attempt, live: LiveRequest) -> None:
+        known = live.lease
+        if attempt.prefill is None or (known is not None and known.lease_id == event.lease_id):
+            return
+        self._take_lease(live, self._leases.hold(attempt.prefill, event.lease_id, event.lease_s))
+
+    def _take_lease(self, live: LiveRequest, lease: Lease | None) -> None:
+        """Keep this lease for the request instead of the one before."""
+        if live.lease is not None and live.lease is not lease:
+            self._leases.release(live.lease)
+        live.lease = lease
+
     async def _follow(
-        self, attempt: Attempt, commits: Commits, journal: Journal, outlet: Outlet
+        self, attempt: Attempt, live: LiveRequest, journal: Journal, outlet: Outlet
     ) -> None:
         """Commit what the workers report, tell decode, show the client; a client that is slow pauses all three."""
+        commits = live.commits
         while True:
             event = await attempt.next_event()
-            journal.saw(event, attempt)
+            journal.saw(event)
+            if isinstance(event, HandedOff):
+                self._note_lease(event, attempt, live)
             committed = _commit(event, commits, attempt)
             if committed is None:
                 continue

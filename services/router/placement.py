@@ -20,14 +20,15 @@ from common.errors import (
 from common.rpc import convert
 from common.rpc.status import error_of_call
 from common.types import RequestContext
-from dspark.v1 import decode_service_pb2, prefill_service_pb2
+from dspark.v1 import decode_service_pb2, prefill_service_pb2, types_pb2
 from services.router.admission import AdmissionQueue
 from services.router.attempt import Attempt
 from services.router.config import RouterConfig
 from services.router.contexts import LiveRequest
 from services.router.decode_link import abort_command
 from services.router.events import Event, Failed
-from services.router.prefill_leg import run_prefill
+from services.router.leases import Lease, Leases
+from services.router.prefill_leg import run_handoff, run_prefill
 from services.router.replacement import is_workers_fault
 from services.router.worker import OnLost, Worker
 from services.router.workers import (
@@ -51,6 +52,8 @@ class Place:
     reservation: Reservation
     prefill: PrefillWorker | None
     """None when decode computes the prompt."""
+    lease: Lease | None
+    """State that `prefill` hands over instead of computing it."""
 
 
 class Placer:
@@ -61,11 +64,13 @@ class Placer:
         config: RouterConfig,
         workers: WorkerDirectory,
         queue: AdmissionQueue,
+        leases: Leases,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._workers = workers
         self._queue = queue
+        self._leases = leases
         self._clock = clock
 
     @contextlib.asynccontextmanager
@@ -80,8 +85,13 @@ class Placer:
                 place = await self._find_place(live)
         else:
             place = await self._find_place(live)
-        async with self._started(live.context, place, deadline) as attempt:
-            yield attempt
+        try:
+            async with self._started(live.context, place, deadline) as attempt:
+                yield attempt
+        finally:
+            if place.prefill is not None and place.lease is None:
+                # Prefill names a lease after the reservation.
+                self._leases.release_unheard(place.prefill, place.reservation.reservation_id)
 
     async def _find_place(self, live: LiveRequest) -> Place:
         """Try all decode workers, and again whenever there may be room, until the queue's timeout."""
@@ -105,9 +115,10 @@ class Placer:
     async def _try_place(self, live: LiveRequest) -> Place:
         """One round over all decode workers. Raises the last refusal."""
         avoid = live.failures.workers
+        lease = live.lease if live.lease is not None and live.lease.is_usable else None
         refusal: ServingError = no_ready_workers("decode")
         for decode in self._workers.ranked_decode(avoid):
-            if not decode.computes_prompts and not self._workers.ranked_prefill(avoid):
+            if not (decode.computes_prompts or lease or self._workers.ranked_prefill(avoid)):
                 refusal = no_ready_workers("prefill")
                 continue
             try:
@@ -120,10 +131,10 @@ class Placer:
                 refusal = error
                 continue
             if reservation.computes_prompt:
-                return Place(decode=decode, reservation=reservation, prefill=None)
-            ready = self._workers.ranked_prefill(avoid)
+                return Place(decode=decode, reservation=reservation, prefill=None, lease=None)
+            ready = [lease.worker] if lease else self._workers.ranked_prefill(avoid)
             if ready:
-                return Place(decode=decode, reservation=reservation, prefill=ready[0])
+                return Place(decode=decode, reservation=reservation, prefill=ready[0], lease=lease)
             _give_back(decode, live.context, reservation)
             refusal = no_ready_workers("prefill")
         raise refusal
@@ -166,17 +177,41 @@ class Placer:
             session = decode.link.admit(admit, inbox)
             stack.callback(session.close)
             if prefill is not None:
-                ticket = _ticket(decode, reservation)
-                request = prefill_service_pb2.PrefillRequest(context=context_pb, ticket=ticket)
                 left_s = max(0.0, deadline - self._clock())
-                leg = asyncio.create_task(run_prefill(prefill, request, inbox, left_s))
+                leg = asyncio.create_task(_bring_state(place, prefill, context_pb, inbox, left_s))
                 # A prefill worker is done with the request long before decode is.
                 prefilling = stack.enter_context(contextlib.ExitStack())
                 on_lost = _reporter(inbox, prefill)
-                prefilling.enter_context(prefill.carrying(context.length, on_lost))
+                num_tokens = 0 if place.lease else context.length
+                prefilling.enter_context(prefill.carrying(num_tokens, on_lost))
                 leg.add_done_callback(lambda _: prefilling.close())
                 stack.push_async_callback(_cancelled, leg)
-            yield Attempt(inbox, session, decode=decode, prefill=prefill)
+            yield Attempt(
+                inbox,
+                session,
+                decode=decode,
+                prefill=prefill,
+                is_from_lease=place.lease is not None,
+            )
+
+
+async def _bring_state(
+    place: Place,
+    prefill: PrefillWorker,
+    context: types_pb2.RequestContext,
+    inbox: asyncio.Queue[Event],
+    timeout_s: float,
+) -> None:
+    """Have the context's state computed, or what a lease keeps of it, and handed to decode."""
+    ticket = _ticket(place.decode, place.reservation)
+    if place.lease is None:
+        prefill_request = prefill_service_pb2.PrefillRequest(context=context, ticket=ticket)
+        await run_prefill(prefill, prefill_request, inbox, timeout_s)
+    else:
+        handoff_request = prefill_service_pb2.HandOffRequest(
+            lease_id=place.lease.lease_id, context=context, ticket=ticket
+        )
+        await run_handoff(prefill, handoff_request, inbox, timeout_s)
 
 
 def _num_left(context: RequestContext) -> int:

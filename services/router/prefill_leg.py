@@ -1,4 +1,4 @@
-"""One call to a prefill worker. Knows its messages and its failures; decides nothing."""
+"""One call to a prefill worker, for a prefill or for state that it keeps. Knows messages and failures; decides nothing."""
 
 from __future__ import annotations
 
@@ -24,6 +24,22 @@ async def run_prefill(
         inbox.put_nowait(Failed(error=error, worker=worker.address, role=worker.role))
 
 
+async def run_handoff(
+    worker: PrefillWorker, request: pb.HandOffRequest, inbox: asyncio.Queue[Event], timeout_s: float
+) -> None:
+    """Report a hand-off of leased state to `inbox`; cancelling this gives the hand-off up."""
+    call = worker.stub.HandOff(request, timeout=timeout_s)
+    try:
+        response = await call
+    except grpc.aio.AioRpcError as error:
+        failed = _failure(error, worker.address)
+        inbox.put_nowait(Failed(error=failed, worker=worker.address, role=worker.role))
+    else:
+        inbox.put_nowait(_handed_off(response.done))
+    finally:
+        call.cancel()
+
+
 async def _follow(
     call: grpc.aio.UnaryStreamCall[pb.PrefillRequest, pb.PrefillResponse],
     address: str,
@@ -37,9 +53,7 @@ async def _follow(
                 is_handed_off |= isinstance(event, HandedOff)
                 inbox.put_nowait(event)
     except grpc.aio.AioRpcError as error:
-        known = error_of_call(error, peer=address)
-        # Our own deadline ends the request by itself; one that a worker set is the worker's failure.
-        return WorkerLost(known.message) if isinstance(known, DeadlinePassed) else known
+        return _failure(error, address)
     finally:
         call.cancel()
     if not is_handed_off:
@@ -57,7 +71,18 @@ def _event_from_pb(response: pb.PrefillResponse) -> FirstToken | HandedOff | Non
                 logprob=convert.logprob_from_pb(first.logprob) if has_logprob else None,
             )
         case "handoff_done":
-            done = response.handoff_done
-            return HandedOff(lease_id=done.lease_id, transfer_engine=done.transfer_engine)
+            return _handed_off(response.handoff_done)
         case _:
             return None
+
+
+def _handed_off(done: pb.HandoffDone) -> HandedOff:
+    return HandedOff(
+        lease_id=done.lease_id, lease_s=done.lease_s, transfer_engine=done.transfer_engine
+    )
+
+
+def _failure(error: grpc.aio.AioRpcError, address: str) -> ServingError:
+    """Our own deadline ends the request by itself; one that a worker set is the worker's failure."""
+    known = error_of_call(error, peer=address)
+    return WorkerLost(known.message) if isinstance(known, DeadlinePassed) else known

@@ -58,6 +58,7 @@ class Router:
             "request_timeout_s": str(config.request_timeout_s),
             "max_attempts": str(config.workers.max_attempts),
             "max_message_bytes": str(config.max_message_bytes),
+            **self.workers.transfer_details(),
         }
 
     def _workers_changed(self) -> None:

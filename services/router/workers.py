@@ -22,6 +22,7 @@ from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
 from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
 from services.router.config import RouterConfig
 from services.router.decode_link import DecodeLink
+from services.router.introductions import Introductions
 from services.router.policy import WorkerLoad, WorkerState, rank
 from services.router.served_model import ServedModel, served_model
 from services.router.worker import Worker
@@ -44,6 +45,12 @@ class PrefillWorker(Worker):
     async def ask(self, timeout_s: float) -> worker_pb2.WorkerInfo:
         request = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
         return (await self.stub.GetWorkerInfo(request, timeout=timeout_s)).info
+
+    async def connect(
+        self, request: prefill_service_pb2.ConnectRequest, timeout_s: float
+    ) -> prefill_service_pb2.ConnectResponse:
+        """Have the worker meet a decode worker. Raises AioRpcError."""
+        return await self.stub.Connect(request, timeout=timeout_s)
 
 
 class DecodeWorker(Worker):
@@ -83,6 +90,7 @@ class WorkerDirectory:
     def __init__(self, config: RouterConfig, *, on_change: Callable[[], None]) -> None:
         self._config = config.workers
         self._on_change = on_change
+        self._introductions = Introductions()
         self._fingerprint: str | None = None
         """Of the served model."""
         self._channels = {
@@ -121,6 +129,16 @@ class WorkerDirectory:
         workers: list[Worker] = [*self.prefill, *self.decode]
         return served_model(self._fingerprint, [w.info for w in workers if w.info is not None])
 
+    def transfer_details(self) -> dict[str, str]:
+        """How state travels from every prefill worker, as they say, for people."""
+        return {
+            f"{prefill.address} {name}": value
+            for prefill in self.prefill
+            if prefill.info is not None
+            for name, value in prefill.info.details.items()
+            if name.startswith("transfer_engine ")
+        }
+
     def ranked_prefill(self, avoid: frozenset[str] = frozenset()) -> list[PrefillWorker]:
         """Prefill workers that can be used, the one to try first in front."""
         by_address = {worker.address: worker for worker in self.prefill}
@@ -140,6 +158,7 @@ class WorkerDirectory:
                 for decode in self.decode:
                     group.create_task(self._watch_decode(decode))
         finally:
+            await self._introductions.close()
             for decode in self.decode:
                 await decode.link.close()
             for channel in self._channels.values():
@@ -186,6 +205,7 @@ class WorkerDirectory:
             if has_changed:
                 self._learn_model(worker)
         if has_changed:
+            self._introductions.update(self.prefill, self.decode)
             self._on_change()
 
     async def _answer(

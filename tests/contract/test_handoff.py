@@ -9,10 +9,12 @@ from typing import Any, cast
 import pytest
 
 from common.engine.request import Request
+from common.transfer.config import TransferConfig
 from services.prefill.config import HandoffConfig
 from tests.support.fake_engine import FakeEngine, loaded, token_at
 from tests.support.handoff_cluster import Cluster, a_context, cluster
 from tests.support.small_cache import small_layout
+from tests.support.transfer_engines import engine_params, transfer_config
 
 
 def engines(prefill_drafts: int = 5, decode_drafts: int = 7) -> tuple[FakeEngine, FakeEngine]:
@@ -21,20 +23,32 @@ def engines(prefill_drafts: int = 5, decode_drafts: int = 7) -> tuple[FakeEngine
     return prefill, FakeEngine(layout, draft_length=decode_drafts, num_pages=32, num_slots=6)
 
 
+@pytest.fixture(params=engine_params("grpc", "nixl", "nixl-tcp"))
+def transfer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransferConfig:
+    return transfer_config(request.param, monkeypatch)
+
+
 async def adopted(it: Cluster, sink: FakeEngine, count: int = 1) -> Request:
     """The last of `count` requests that the decode engine took over."""
     await it.until(lambda: len(sink.adopted) == count)
     return sink.adopted[-1]
 
 
+def sent_bytes(it: Cluster, transfer: TransferConfig) -> float:
+    labels: dict[str, str] = {"engine": transfer.engine}
+    sent = it.prefill.metrics.registry.get_sample_value("dspark_kv_transfer_bytes_total", labels)
+    assert sent is not None
+    return sent
+
+
 @pytest.mark.parametrize(
     ("prefill_drafts", "decode_drafts"), [(5, 5), (1, 15), (15, 1), (7, 5), (0, 7), (7, 0)]
 )
 async def test_every_row_arrives_at_all_borders_and_with_other_rings_on_both_sides(
-    prefill_drafts: int, decode_drafts: int
+    transfer: TransferConfig, prefill_drafts: int, decode_drafts: int
 ) -> None:
     source, sink = engines(prefill_drafts, decode_drafts)
-    async with cluster(loaded(source), loaded(sink)) as it:
+    async with cluster(loaded(source), loaded(sink), transfer=transfer) as it:
         stream = it.stream()
         for index, num_tokens in enumerate((1, 3, 4, 5, 127, 128, 129, 255, 256, 257, 400)):
             context = a_context(num_tokens, request_id=f"r{num_tokens}", first=num_tokens)
@@ -48,15 +62,15 @@ async def test_every_row_arrives_at_all_borders_and_with_other_rings_on_both_sid
             assert not admitted.drafter_fallback
             assert request.tokens[: num_tokens + 1] == [*context.tokens, first.token_id]
             assert sink.wrong_rows == []
-            assert done.transfer_engine == "grpc"
+            assert done.transfer_engine == transfer.engine
             await stream.commit(context, 0, num_tokens + 1, finish=True)
             await stream.skip_to("finished")
         await it.require_clean()
 
 
-async def test_the_first_token_does_not_wait_for_the_handoff() -> None:
+async def test_the_first_token_does_not_wait_for_the_handoff(transfer: TransferConfig) -> None:
     source, sink = engines()
-    async with cluster(loaded(source), loaded(sink)) as it:
+    async with cluster(loaded(source), loaded(sink), transfer=transfer) as it:
         context = a_context(200)
         reserved = await it.reserve(context)
         release = asyncio.Event()
@@ -74,9 +88,11 @@ async def test_the_first_token_does_not_wait_for_the_handoff() -> None:
         assert (await call.read()).WhichOneof("event") == "handoff_done"
 
 
-async def test_a_proposal_is_cut_to_what_the_decode_worker_verifies() -> None:
+async def test_a_proposal_is_cut_to_what_the_decode_worker_verifies(
+    transfer: TransferConfig,
+) -> None:
     source, sink = engines(prefill_drafts=7, decode_drafts=5)
-    async with cluster(loaded(source), loaded(sink)) as it:
+    async with cluster(loaded(source), loaded(sink), transfer=transfer) as it:
         context, stream = a_context(50), it.stream()
         reserved = await it.reserve(context)
         await stream.admit(context, reserved)
@@ -87,10 +103,12 @@ async def test_a_proposal_is_cut_to_what_the_decode_worker_verifies() -> None:
         assert sink.num_drafts == [5]
 
 
-async def test_drafter_rows_that_stay_behind_are_said_and_not_read() -> None:
+async def test_drafter_rows_that_stay_behind_are_said_and_not_read(
+    transfer: TransferConfig,
+) -> None:
     source, sink = engines()
     handoff = HandoffConfig(sends_drafter_state=False)
-    async with cluster(loaded(source), loaded(sink), handoff=handoff) as it:
+    async with cluster(loaded(source), loaded(sink), handoff=handoff, transfer=transfer) as it:
         context, stream = a_context(150), it.stream()
         reserved = await it.reserve(context)
         await stream.admit(context, reserved)
@@ -103,9 +121,11 @@ async def test_drafter_rows_that_stay_behind_are_said_and_not_read() -> None:
 
 
 @pytest.mark.parametrize("admits_first", [True, False])
-async def test_admit_may_come_before_or_after_the_handoff(admits_first: bool) -> None:
+async def test_admit_may_come_before_or_after_the_handoff(
+    transfer: TransferConfig, admits_first: bool
+) -> None:
     source, sink = engines()
-    async with cluster(loaded(source), loaded(sink)) as it:
+    async with cluster(loaded(source), loaded(sink), transfer=transfer) as it:
         context, stream = a_context(130), it.stream()
         reserved = await it.reserve(context)
         if admits_first:
@@ -118,9 +138,11 @@ async def test_admit_may_come_before_or_after_the_handoff(admits_first: bool) ->
         assert (verified.round, verified.base, len(verified.token_ids)) == (1, 131, 2)
 
 
-async def test_a_request_that_is_placed_again_is_computed_with_its_committed_tokens() -> None:
+async def test_a_request_that_is_placed_again_is_computed_with_its_committed_tokens(
+    transfer: TransferConfig,
+) -> None:
     source, sink = engines()
-    async with cluster(loaded(source), loaded(sink)) as it:
+    async with cluster(loaded(source), loaded(sink), transfer=transfer) as it:
         context, stream = a_context(140, num_committed=13, epoch=3), it.stream()
         reserved = await it.reserve(context)
         await stream.admit(context, reserved)
@@ -133,32 +155,39 @@ async def test_a_request_that_is_placed_again_is_computed_with_its_committed_tok
         assert sink.wrong_rows == []
 
 
-async def test_pages_that_close_travel_while_the_prompt_is_still_computed() -> None:
+async def test_pages_that_close_travel_while_the_prompt_is_still_computed(
+    transfer: TransferConfig,
+) -> None:
     source, sink = engines()
-    async with cluster(loaded(source), loaded(sink)) as it:
+    async with cluster(loaded(source), loaded(sink), transfer=transfer) as it:
         context = a_context(400)
         reserved = await it.reserve(context)
         source.permits = threading.Semaphore(0)
         call = it.start_prefill(context, reserved)
         source.permits.release(5)  # 320 of 400 tokens: two whole pages
         per_page = 2 * 2 * 32 * 16 + 16  # csa and index have two layers, hca one
-        await it.until(lambda: it.decode.intake.counts["received_bytes"] == 2 * per_page)
+        await it.until(lambda: sent_bytes(it, transfer) == 2 * per_page)
         source.permits.release(100)
         events = [event async for event in call]
         assert events[-1].handoff_done.num_bytes > 3 * per_page
 
 
-async def test_many_handoffs_at_once_do_not_mix() -> None:
-    source, sink = engines()
-    async with cluster(loaded(source), loaded(sink)) as it:
+@pytest.mark.parametrize(
+    "transfer", engine_params("grpc", "nixl", "nixl-tcp", "mooncake"), indirect=True
+)
+async def test_many_handoffs_at_once_do_not_mix(transfer: TransferConfig) -> None:
+    layout, number = small_layout(), 32
+    source = FakeEngine(layout, draft_length=5, num_pages=100, num_slots=number)
+    sink = FakeEngine(layout, draft_length=7, num_pages=140, num_slots=number)
+    async with cluster(loaded(source), loaded(sink), transfer=transfer) as it:
         stream = it.stream()
 
         async def one(index: int) -> None:
-            context = a_context(100 + 31 * index, request_id=f"r{index}", first=index + 1)
+            context = a_context(20 + 9 * index, request_id=f"r{index}", first=index + 1)
             reserved = await it.reserve(context)
             await stream.admit(context, reserved)
             await it.hand_over(context, reserved)
 
-        await asyncio.gather(*(one(index) for index in range(6)))
-        await adopted(it, sink, 6)
+        await asyncio.gather(*(one(index) for index in range(number)))
+        await adopted(it, sink, number)
         assert sink.wrong_rows == []

@@ -11,7 +11,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from common.errors import ConfigError, RequestNotFound, ServingError, TransferFailed, WorkerLost
+from common.errors import (
+    ConfigError,
+    DeadlinePassed,
+    RequestNotFound,
+    ServingError,
+    TransferFailed,
+    WorkerLost,
+)
 from common.rpc.status import error_of_call
 from common.transfer import convert
 from common.transfer.engine import WriteTarget
@@ -89,7 +96,7 @@ class HeldTransfer:
     def __init__(self, it: Cluster) -> None:
         self.is_half_way = asyncio.Event()
         self.release = asyncio.Event()
-        self._engine = cast(Any, it.prefill._sender.engines["grpc"])
+        self._engine = cast(Any, it.prefill.pairs.engines.by_name["grpc"])
         self._write = self._engine._write
         self._engine._write = self._half
 
@@ -192,7 +199,7 @@ async def test_cancel_in_the_middle_of_a_write(pair: Pair) -> None:
 async def test_the_source_is_not_freed_before_its_write_has_stopped(pair: Pair) -> None:
     it, context = pair.it, a_context(400)
     held = HeldTransfer(it)
-    engine = cast(Any, it.prefill._sender.engines["grpc"])
+    engine = cast(Any, it.prefill.pairs.engines.by_name["grpc"])
     cancel, asked, may_stop = engine.cancel, asyncio.Event(), asyncio.Event()
 
     async def reluctant(transfer: Any, *, timeout_s: float) -> bool:
@@ -208,9 +215,13 @@ async def test_the_source_is_not_freed_before_its_write_has_stopped(pair: Pair) 
     await held.is_half_way.wait()
     call.cancel()
     await asked.wait()
-    assert it.prefill.room.memory.slots.num_free == it.prefill.room.memory.slots.num_slots - 1
-    may_stop.set()
     await it.until(lambda: it.prefill.num_jobs == 0)
+    slots, quarantine = it.prefill.room.memory.slots, it.prefill.quarantine
+    await quarantine.ask_all()
+    assert (slots.num_free, quarantine.num_pages) == (slots.num_slots - 1, 4)
+    may_stop.set()
+    await quarantine.ask_all()
+    assert (slots.num_free, quarantine.num_pages) == (slots.num_slots, 0)
     engine.cancel = cancel
     held.restore()
     await it.require_clean()
@@ -576,6 +587,26 @@ async def test_a_lease_keeps_room_until_it_is_released_or_needed(pair: Pair) -> 
     assert (await it.prefill_stub.GetWorkerInfo(info)).info.num_leases == 4
 
 
+async def test_a_lease_is_named_after_its_reservation_and_may_be_released_before_it_is_there(
+    pair: Pair,
+) -> None:
+    """So a router that leaves a request early frees its state without having heard of the lease."""
+    it, context = pair.it, a_context(400)
+    reserved = await it.reserve(context)
+    _, done = await it.hand_over(context, reserved)
+    assert done.lease_id == reserved.reservation_id
+    held, again = HeldTransfer(it), a_context(400, request_id="again")
+    reserved = await it.reserve(again)
+    call = it.start_prefill(again, reserved)
+    await held.is_half_way.wait()
+    assert it.prefill.release_lease(reserved.reservation_id)
+    held.restore()
+    assert await ended(call) is not None
+    assert len(it.prefill.leases) == 1
+    await pair.it.stream().abort(context)
+    await require_exact(pair)
+
+
 async def test_one_engine_step_is_one_message(pair: Pair) -> None:
     it, stream = pair.it, pair.it.stream()
     close_gate(pair.sink)
@@ -615,3 +646,19 @@ async def test_a_slow_router_pauses_its_request_and_nobody_elses(pair: Pair) -> 
 async def test_handoff_config_refuses_what_cannot_work() -> None:
     with pytest.raises(ConfigError, match="negotiate_timeout_s is 0"):
         HandoffConfig(negotiate_timeout_s=0)
+
+
+async def test_a_prefill_that_nobody_ends_and_nothing_moves_ends_by_itself(pair: Pair) -> None:
+    """Whatever its caller allows: here a write is never over."""
+    it, context, stream = pair.it, a_context(200), pair.it.stream()
+    held = HeldTransfer(it)
+    it.prefill._courses._job_timeout_s = 0.1
+    reserved = await it.reserve(context)
+    await stream.admit(context, reserved)
+    error = await ended(it.start_prefill(context, reserved))
+    assert isinstance(error, DeadlinePassed)
+    assert (await stream.next("failed")).reason == "KV_TRANSFER_FAILED"
+    held.restore()
+    it.prefill._courses._job_timeout_s = 60.0
+    await it.require_clean()
+    await require_exact(pair)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from common.errors import (
     ContractMismatch,
     DuplicateRequest,
     InvalidRequest,
+    PairUnknown,
     RequestNotFound,
     ServingError,
     TransferFailed,
@@ -29,7 +30,8 @@ from common.rpc import transfer_stream
 from common.rpc.status import error_of_call
 from common.transfer import convert
 from common.transfer.handoff import CacheContract, HandoffKey, HandoffOffer, HandoffResult
-from common.transfer.manifest import manifest_of
+from common.transfer.manifest import MAX_MANIFEST_ENTRIES, ManifestEntry, manifest_of
+from common.transfer.meeting import Introduction
 from common.transfer.plan import live_rows
 from common.types import Proposal, RequestContext
 from dspark.v1 import handoff_service_pb2
@@ -38,6 +40,8 @@ from tests.support.handoff_cluster import Cluster, a_context, cluster
 from tests.support.small_cache import small_layout
 
 LAYOUT = small_layout()
+
+Manifest = tuple[ManifestEntry, ...]
 
 
 @pytest.fixture
@@ -69,23 +73,43 @@ def key_of(context: RequestContext, reserved: Any, *, generation: str = "g1") ->
     )
 
 
-def offer(num_tokens: int, layout: CacheLayout = LAYOUT, **changes: Any) -> HandoffOffer:
-
-    fingerprint = changes.pop("fingerprint", FINGERPRINT)
-    return HandoffOffer(
-        contract=CacheContract(model_fingerprint=fingerprint, layout=layout),
-        num_tokens=num_tokens,
-        **{"transfer_engines": ("grpc",), "draft_length": 5, **changes},
-    )
+def offer(num_tokens: int, **changes: Any) -> HandoffOffer:
+    """As by a sender that has met the worker; `negotiate` fills its generation in."""
+    fields: dict[str, Any] = {
+        "num_tokens": num_tokens,
+        "decode_generation": "",
+        "transfer_engine": "grpc",
+    }
+    return HandoffOffer(**(fields | changes))
 
 
 async def negotiate(it: Cluster, key: HandoffKey, capability: bytes, what: HandoffOffer) -> Any:
+    generation = what.decode_generation or it.decode.identity.generation
+    what = replace(what, decode_generation=generation)
     return await it.handoff_stub.Negotiate(convert.offer_to_pb(what, key, capability), timeout=5)
+
+
+async def meet(
+    it: Cluster,
+    layout: CacheLayout = LAYOUT,
+    *,
+    fingerprint: str = FINGERPRINT,
+    transfer_engines: tuple[str, ...] = ("grpc",),
+) -> Any:
+    """Introduce a sender of generation g1."""
+    introduction = Introduction(
+        generation="g1",
+        address="prefill:1",
+        contract=CacheContract(model_fingerprint=fingerprint, layout=layout),
+        transfer_engines=transfer_engines,
+    )
+    return await it.handoff_stub.Meet(convert.introduction_to_pb(introduction), timeout=5)
 
 
 async def negotiated(
     it: Cluster, num_tokens: int = 130
 ) -> tuple[RequestContext, Any, HandoffKey, Any]:
+    await meet(it)
     context = a_context(num_tokens)
     reserved = await it.reserve(context)
     key = key_of(context, reserved)
@@ -126,14 +150,17 @@ async def test_a_contract_that_differs_is_refused_by_field_with_both_values(
 ) -> None:
     regions = list(LAYOUT.regions)
     regions[region] = replace(regions[region], **change)
+    error = await refusal(meet(it, CacheLayout(regions=tuple(regions))))
+    assert isinstance(error, ContractMismatch)
+    assert re.search(words, error.message)
+    # Nobody was met, so nothing can be handed over.
     context = a_context(130)
     reserved = await it.reserve(context)
     key = key_of(context, reserved)
-    theirs = offer(130, CacheLayout(regions=tuple(regions)))
-    error = await refusal(negotiate(it, key, reserved.capability, theirs))
-    assert isinstance(error, ContractMismatch)
-    assert re.search(words, error.message)
+    unknown = refusal(negotiate(it, key, reserved.capability, offer(130)))
+    assert isinstance(await unknown, PairUnknown)
     # The reservation is as it was: a peer that fits may still use it.
+    await meet(it)
     await negotiate(it, key, reserved.capability, offer(130))
     await release(it, context, reserved)
 
@@ -145,21 +172,41 @@ async def test_a_contract_that_differs_is_refused_by_field_with_both_values(
             {"fingerprint": "other"},
             f"model fingerprint is {FINGERPRINT} at decode but other at prefill",
         ),
-        ({"num_tokens": 131}, "num_tokens is 130 in the reservation but 131 at prefill"),
         (
             {"transfer_engines": ("nixl",)},
             r"transfer_engines are ['grpc'] at decode but ['nixl'] at prefill",
         ),
     ],
 )
-async def test_terms_that_do_not_fit_are_refused_by_name(
+async def test_a_sender_that_does_not_fit_is_refused_by_name(
     it: Cluster, changes: dict[str, Any], words: str
 ) -> None:
+    error = await refusal(meet(it, **changes))
+    assert isinstance(error, ContractMismatch)
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        (
+            {"num_tokens": 131},
+            ContractMismatch,
+            "num_tokens is 130 in the reservation but 131 at prefill",
+        ),
+        ({"decode_generation": "older"}, PairUnknown, "met decode generation 'older'; this is"),
+        ({"transfer_engine": "nixl"}, PairUnknown, "['grpc'] at decode but the sender would use"),
+    ],
+)
+async def test_terms_that_do_not_fit_are_refused_by_name(
+    it: Cluster, changes: dict[str, Any], kind: type[ServingError], words: str
+) -> None:
+    await meet(it)
     context = a_context(130)
     reserved = await it.reserve(context)
     what = offer(**{"num_tokens": 130, **changes})
     error = await refusal(negotiate(it, key_of(context, reserved), reserved.capability, what))
-    assert isinstance(error, ContractMismatch)
+    assert isinstance(error, kind)
     assert words in error.message
     await release(it, context, reserved)
 
@@ -203,7 +250,7 @@ def a_result(num_tokens: int, **changes: Any) -> HandoffResult:
     rows = live_rows(LAYOUT, num_tokens, has_drafter_state=True)
     fields: dict[str, Any] = {
         "manifest": manifest_of(LAYOUT, memory.regions, rows),
-        "digest": bytes(16),
+        "digests": (bytes(16),) * len(LAYOUT.regions),
         "first_token_id": 3,
         "first_logprob": None,
         "proposal": Proposal(),
@@ -233,9 +280,9 @@ async def test_the_capability_of_an_older_epoch_opens_nothing(it: Cluster) -> No
 
 async def test_writes_outside_the_grant_are_refused_and_leave_no_trace(it: Cluster) -> None:
     context, reserved, key, terms = await negotiated(it)
-    window = terms.memory[0]
-    csa = terms.memory[1]
-    total = sum(r.total_bytes for r in terms.memory)
+    memory = (await meet(it)).memory
+    window, csa = memory[0], memory[1]
+    total = sum(r.total_bytes for r in memory)
     foreign_page = next(page for page in range(16) if page not in terms.page_ids)
     cases = [
         (0, (terms.slot + 1) * window.block_stride_bytes, "window touches block 1"),
@@ -304,6 +351,32 @@ async def test_a_manifest_that_lacks_rows_ends_the_request_with_their_names(it: 
     assert "rows 2 to 129 of window are missing" in error.message
     failed = await stream.next("failed")
     assert (failed.reason, failed.message) == ("KV_TRANSFER_FAILED", error.message)
+
+
+MANIFESTS: list[tuple[Callable[[Manifest], Manifest], str]] = [
+    (lambda m: (*m, m[0]), "row 2 of window twice"),
+    (lambda m: (replace(m[0], first_row=0, num_rows=130), *m[1:]), "before the first expected row"),
+    (lambda m: (replace(m[0], num_rows=4_000_000_000), *m[1:]), "up to 4000000001; the last"),
+    (lambda m: (replace(m[0], num_bytes=1), *m[1:]), "counts 1 bytes for 128 rows of window"),
+    (lambda m: (replace(m[0], region="strange"), *m[1:]), "names region strange"),
+    (lambda m: m * (MAX_MANIFEST_ENTRIES // len(m) + 1), "entries; at most 65536 are read"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), MANIFESTS)
+async def test_manifests_that_are_too_long_or_overlap_or_name_other_rows_end_the_request_by_name(
+    it: Cluster, change: Callable[[Manifest], Manifest], words: str
+) -> None:
+    context, reserved, key, _ = await negotiated(it)
+    stream = it.stream()
+    await stream.admit(context, reserved)
+    result = a_result(130)
+    result = replace(result, manifest=change(result.manifest))
+    request = convert.result_to_pb(result, key, reserved.capability)
+    error = await refusal(it.handoff_stub.Complete(request, timeout=5))
+    assert isinstance(error, TransferFailed)
+    assert words in error.message
+    assert (await stream.next("failed")).message == error.message
 
 
 async def test_a_full_worker_refuses_before_any_prefill_work_with_a_time_to_retry(

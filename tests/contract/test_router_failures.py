@@ -140,7 +140,19 @@ class TestCancel:
         await system.decode.seen.until(
             lambda: [a.request_id for a in system.decode.aborts] == ["r"]
         )
-        await system.prefill.seen.until(lambda: system.prefill.released == ["lease-1"])
+        await system.prefill.seen.until(lambda: system.prefill.released == ["reservation-1"])
+
+    async def test_before_the_lease_was_heard_of_releases_it_all_the_same(
+        self, system: Cluster
+    ) -> None:
+        """A request left while the hand-off's last message was on its way used to keep its room for a whole lease."""
+        system.prefill.done_gate.clear()
+        call = system.stub.Generate(generate_request(request_id="r", stop=STOP))
+        responses = aiter(call)
+        await anext(responses)
+        await anext(responses)
+        call.cancel()
+        await system.prefill.seen.until(lambda: system.prefill.released == ["reservation-1"])
 
 
 class TestDeadline:
@@ -178,7 +190,7 @@ class TestReplacement:
         received += [response async for response in responses]
         assert tokens_of(received) == SEQUENCE[:30]
         assert received[-1].completion.route.replacements == 1
-        again = system.prefill.prefills[1].context
+        again = system.prefill.handoffs[0].context
         assert again.epoch == 1
         committed = list(again.committed_token_ids)
         assert committed == SEQUENCE[: len(committed)] and len(committed) >= 7

@@ -73,7 +73,7 @@ async def test_decode_is_told_what_was_committed_and_that_it_was_the_end(system:
 
 async def test_the_lease_of_a_finished_request_is_released(system: Cluster) -> None:
     await collect(system.stub.Generate(generate_request(stop=stop_after(8))))
-    await system.prefill.seen.until(lambda: system.prefill.released == ["lease-1"])
+    await system.prefill.seen.until(lambda: system.prefill.released == ["reservation-1"])
 
 
 async def test_the_first_token_does_not_wait_for_the_handoff(system: Cluster) -> None:

@@ -19,6 +19,7 @@ from common.errors import ConfigError, Draining
 from common.rpc import convert
 from common.rpc.channel import open_channel
 from common.rpc.status import error_of_call
+from common.transfer.config import TransferConfig
 from dspark.v1 import decode_service_pb2, prefill_service_pb2
 from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
 from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
@@ -31,6 +32,7 @@ from tests.support.handoff_cluster import ENGINE, DecodeStream, a_context
 from tests.support.small_cache import small_layout
 
 WAIT_S = 10.0
+GRPC = TransferConfig(engine="grpc")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -65,14 +67,14 @@ async def running(role: str, **changes: Any) -> AsyncIterator[App]:
     stop = asyncio.Event()
     if role == "decode":
         work = serve_decode(
-            DecodeConfig(model="fake", engine=ENGINE, port=0, **changes),
+            DecodeConfig(model="fake", engine=ENGINE, port=0, transfer=GRPC, **changes),
             ready=address.set_result,
             stop=stop,
             loaded=loaded(engine),
         )
     else:
         work = serve_prefill(
-            PrefillConfig(model="fake", engine=ENGINE, port=0, **changes),
+            PrefillConfig(model="fake", engine=ENGINE, port=0, transfer=GRPC, **changes),
             ready=address.set_result,
             stop=stop,
             loaded=loaded(engine),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,21 @@ import pytest
 from common.engine.build import EngineSettings, LoadedEngine, build_engine
 from common.engine.request import Request, Role
 from common.kv_cache.layout import num_pages_for
+from common.transfer.config import TransferConfig
 from common.types import RequestContext, RequestId, SamplingParams, StopParams
 from services.prefill.config import HandoffConfig
 from tests.support.handoff_cluster import Cluster, DecodeStream, cluster
+from tests.support.transfer_engines import engine_params, transfer_config
 
 NUM_NEW = 24
-LENGTHS = (1, 2, 5, 127, 128, 129, 257, 513)
+LENGTHS = (1, 2, 5, 127, 128, 129, 255, 256, 257, 511, 512, 513, 2000)
+NUM_CROWD = 32
 
 
 @pytest.fixture(scope="module")
 def settings(shipped_checkpoint: Path) -> EngineSettings:
     return EngineSettings(
-        checkpoint_dir=shipped_checkpoint, num_slots=6, max_context_length=1024, max_step_rows=200
+        checkpoint_dir=shipped_checkpoint, num_slots=6, max_context_length=2304, max_step_rows=200
     )
 
 
@@ -35,6 +40,12 @@ def prefill_engine(settings: EngineSettings) -> LoadedEngine:
 def decode_engine(settings: EngineSettings) -> LoadedEngine:
     """Other rings than the prefill worker's: it drafts fewer tokens."""
     return build_engine(replace(settings, draft_length=5, num_slots=4))
+
+
+@pytest.fixture(scope="module")
+def crowd_engine(settings: EngineSettings) -> LoadedEngine:
+    """Room for all of a crowd at once."""
+    return build_engine(replace(settings, num_slots=NUM_CROWD, num_pages=3 * NUM_CROWD))
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +109,57 @@ async def through_both(
     return tokens, rounds
 
 
-@pytest.mark.parametrize("num_tokens", LENGTHS)
-async def test_greedy_text_is_the_same_as_without_handoff_and_speculation(
-    num_tokens: int,
+@pytest.fixture(scope="module")
+def expected(plain_engine: LoadedEngine) -> Callable[[RequestContext], list[int]]:
+    """Greedy text without hand-off and speculation, computed once for all engines."""
+    known: dict[int, list[int]] = {}
+
+    def text(context: RequestContext) -> list[int]:
+        if context.length not in known:
+            known[context.length] = alone(plain_engine, context)
+        return known[context.length]
+
+    return text
+
+
+@pytest.fixture(params=engine_params("grpc", "nixl", "nixl-tcp", "mooncake"))
+def transfer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TransferConfig:
+    return transfer_config(request.param, monkeypatch)
+
+
+async def test_greedy_text_is_the_same_as_without_handoff_and_speculation_at_all_borders(
+    transfer: TransferConfig,
     prefill_engine: LoadedEngine,
     decode_engine: LoadedEngine,
-    plain_engine: LoadedEngine,
+    expected: Callable[[RequestContext], list[int]],
 ) -> None:
-    async with cluster(prefill_engine, decode_engine) as it:
-        context = a_context(num_tokens)
-        tokens, _ = await through_both(it, it.stream(), context)
-        assert tokens == alone(plain_engine, context)
+    async with cluster(prefill_engine, decode_engine, transfer=transfer) as it:
+        stream = it.stream()
+        for num_tokens in LENGTHS:
+            context = a_context(num_tokens, request_id=f"r{num_tokens}")
+            tokens, _ = await through_both(it, stream, context)
+            assert tokens == expected(context), f"{num_tokens} tokens"
+        sent = it.prefill.metrics.registry.get_sample_value(
+            "dspark_kv_transfer_bytes_total", {"engine": str(transfer.engine)}
+        )
+        assert sent, f"{transfer.engine} moved nothing"
+        await it.require_clean()
+
+
+async def test_many_requests_at_once_get_their_own_text(
+    transfer: TransferConfig,
+    prefill_engine: LoadedEngine,
+    crowd_engine: LoadedEngine,
+    expected: Callable[[RequestContext], list[int]],
+) -> None:
+    """More than the prefill worker has room for: hand-offs, computing and waiting overlap."""
+    lengths = [64 + 2 * index for index in range(NUM_CROWD)]
+    contexts = [a_context(length, request_id=f"r{length}") for length in lengths]
+    async with cluster(prefill_engine, crowd_engine, transfer=transfer, max_queued=NUM_CROWD) as it:
+        texts = await asyncio.gather(
+            *(through_both(it, it.stream(), context) for context in contexts)
+        )
+        assert [tokens for tokens, _ in texts] == [expected(context) for context in contexts]
         await it.require_clean()
 
 

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.e2e
 
 PROMPT = tuple(range(10, 30))
 CALL_S = 10.0
+GENERATION = "test"
 
 
 @pytest.fixture
@@ -156,21 +157,31 @@ class Reserved:
             timeout=CALL_S,
         )
 
+    def meet(self, contract: cache_pb2.CacheContract) -> handoff_service_pb2.MeetResponse:
+        """Introduce this test as a prefill worker."""
+        request = handoff_service_pb2.MeetRequest(
+            prefill_generation=GENERATION,
+            prefill_address="127.0.0.1:1",
+            contract=contract,
+            transfer_engines=["grpc"],
+        )
+        response: handoff_service_pb2.MeetResponse = self.handoff.Meet(request, timeout=CALL_S)
+        return response
+
     def negotiate(
-        self, contract: cache_pb2.CacheContract, *, capability: bytes | None = None
+        self, met: handoff_service_pb2.MeetResponse, capability: bytes
     ) -> handoff_service_pb2.NegotiateResponse:
         request = handoff_service_pb2.NegotiateRequest(
             key=handoff_service_pb2.HandoffKey(
                 request_id="by-hand",
                 epoch=0,
                 reservation_id=self.ticket.reservation_id,
-                prefill_generation="test",
+                prefill_generation=GENERATION,
             ),
-            capability=self.ticket.capability if capability is None else capability,
-            contract=contract,
+            capability=capability,
             num_tokens=len(PROMPT),
-            transfer_engines=["grpc"],
-            draft_length=7,
+            decode_generation=met.decode_generation,
+            transfer_engine=met.engine.name,
         )
         response: handoff_service_pb2.NegotiateResponse = self.handoff.Negotiate(
             request, timeout=CALL_S
@@ -224,7 +235,8 @@ def refusal(call: Callable[[], object]) -> dspark.APIStatusError:
 def test_the_wrong_capability_may_not_write_and_may_not_run(
     reserved: Reserved, contract: cache_pb2.CacheContract
 ) -> None:
-    error = refusal(lambda: reserved.negotiate(contract, capability=b"guess"))
+    met = reserved.meet(contract)
+    error = refusal(lambda: reserved.negotiate(met, capability=b"guess"))
     assert error.reason == "CAPABILITY_REFUSED"
     event = reserved.command(
         admit=decode_service_pb2.Admit(
@@ -255,7 +267,7 @@ def test_a_contract_that_differs_in_one_field_is_refused_with_that_field(
 ) -> None:
     changed = contract.regions[-1]
     CHANGES[field](changed)
-    error = refusal(lambda: reserved.negotiate(contract))
+    error = refusal(lambda: reserved.meet(contract))
     assert error.reason == "CONTRACT_MISMATCH"
     assert error.metadata == {"region": changed.name, "field": field}
 
@@ -264,16 +276,18 @@ def test_another_model_is_refused_by_its_fingerprint(
     reserved: Reserved, contract: cache_pb2.CacheContract
 ) -> None:
     contract.model_fingerprint = "another"
-    error = refusal(lambda: reserved.negotiate(contract))
+    error = refusal(lambda: reserved.meet(contract))
     assert error.reason == "CONTRACT_MISMATCH"
     assert error.metadata == {"field": "model_fingerprint"}
 
 
-def test_the_right_contract_is_accepted(
+def test_the_right_contract_and_capability_are_accepted(
     reserved: Reserved, contract: cache_pb2.CacheContract
 ) -> None:
     """Without this, the refusals above could all have another cause."""
-    assert reserved.negotiate(contract).transfer_engine == "grpc"
+    met = reserved.meet(contract)
+    assert met.engine.name == "grpc"
+    assert len(reserved.negotiate(met, reserved.ticket.capability).page_ids) == 1
 
 
 def test_a_client_is_told_which_field_two_workers_disagree_on(

@@ -22,8 +22,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.v1 import inference_service_pb2 as pb
-from dspark.v1 import types_pb2
+from dspark.v1 import prefill_service_pb2, types_pb2
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
+from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
 from services.cli.ports import free_ports
 
 pytestmark = pytest.mark.slow
@@ -40,6 +41,7 @@ class Deployment:
     """A router in front of one prefill and two decode processes."""
 
     stub: InferenceServiceStub
+    prefill: PrefillServiceStub
     decodes: dict[str, subprocess.Popen[bytes]]
     """By address."""
 
@@ -52,6 +54,12 @@ class Deployment:
             stop=types_pb2.StopParams(max_tokens=NUM_TOKENS, ignore_eos=True),
         )
         return self.stub.Generate(request, timeout=START_S)
+
+    def num_lease_handoffs(self) -> int:
+        """Times that the prefill worker handed over what it had instead of computing it."""
+        question = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
+        info = self.prefill.GetWorkerInfo(question, timeout=10).info
+        return int(info.details["lease_handoffs"])
 
     def busy(self) -> subprocess.Popen[bytes]:
         """The decode process that has the request."""
@@ -80,7 +88,10 @@ def deployment(shipped_checkpoint: Path) -> Iterator[Deployment]:
             wait_serving(each)
         stub = InferenceServiceStub(stack.enter_context(grpc.insecure_channel(address)))
         wait_all_known(stub)
-        yield Deployment(stub=stub, decodes=dict(decodes))
+        prefill_channel = stack.enter_context(grpc.insecure_channel(prefill[0]))
+        yield Deployment(
+            stub=stub, prefill=PrefillServiceStub(prefill_channel), decodes=dict(decodes)
+        )
 
 
 @pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
@@ -99,16 +110,18 @@ def test_a_lost_decode_worker_costs_no_token(
             victim.send_signal(hit)
     assert tokens == undisturbed
     assert message.completion.route.replacements == 1
+    assert deployment.num_lease_handoffs() == 1
     pauses = [after - before for before, after in itertools.pairwise(arrivals)]
     figure(f"longest pause when a decode worker gets {hit.name}: {max(pauses):.2f} s")
 
 
 @contextlib.contextmanager
 def process(
-    role: str, checkpoint: Path, *flags: str
+    role: str, checkpoint: Path, *flags: str, port: int | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A service on a port of its own, killed at the end whatever state it is in."""
-    (port,) = free_ports("127.0.0.1", 1)
+    """A service on a port of its own unless one is given, killed at the end whatever state it is in."""
+    if port is None:
+        (port,) = free_ports("127.0.0.1", 1)
     command = [sys.executable, "-m", "services.cli", role, "--model", str(checkpoint)]
     command += ["--port", str(port), *flags]
     paths = os.pathsep.join((str(ROOT), str(ROOT / "sdk")))

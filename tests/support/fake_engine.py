@@ -24,7 +24,12 @@ TOKENS_PER_ROUND = 2
 
 def token_at(request: Request, position: int) -> int:
     """The token that the fake model puts at a position."""
-    return (request.tokens[0] * 31 + position * 7) % 997
+    return token_after(request.tokens[0], position)
+
+
+def token_after(first: int, position: int) -> int:
+    """The same, of every request that begins with `first`."""
+    return (first * 31 + position * 7) % 997
 
 
 class FakeEngine:

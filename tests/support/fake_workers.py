@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from common.errors import ServingError, WorkerLost
+from common.errors import LeaseEnded, ServingError, WorkerLost
 from common.rpc.server import RpcServer, build_server
 from dspark.v1 import decode_service_pb2, prefill_service_pb2, types_pb2, worker_pb2
 from dspark.v1.decode_service_pb2_grpc import (
@@ -59,6 +59,8 @@ class FakeDecode(DecodeServiceServicer):
         self.draining = False
         self.fingerprint = "model-a"
         self.generation = "decode-1"
+        self.prefix = "reservation"
+        """What its reservations are called, with a number behind it."""
         self.refusals: list[ServingError] = []
         """Raised by the next calls of Reserve."""
         self.admission_gate = _open_gate()
@@ -78,13 +80,17 @@ class FakeDecode(DecodeServiceServicer):
         self.num_streams_ended = 0
         self._running: dict[Key, _Running] = {}
         self._handed_off: dict[Key, asyncio.Event] = {}
+        self._catching_up: set[Key] = set()
         self._events: asyncio.Queue[decode_service_pb2.DecodeEvent | None] = asyncio.Queue()
 
     @property
     def live_keys(self) -> set[Key]:
         return set(self._running)
 
-    def hand_off(self, key: Key) -> None:
+    def hand_off(self, key: Key, *, is_older: bool = False) -> None:
+        """State has come; with `is_older` it is that of a lease, and this worker computes what was committed since."""
+        if is_older:
+            self._catching_up.add(key)
         self._handed_off.setdefault(key, asyncio.Event()).set()
 
     def break_stream(self) -> None:
@@ -111,7 +117,7 @@ class FakeDecode(DecodeServiceServicer):
         if self.refusals:
             raise self.refusals.pop(0)
         return decode_service_pb2.ReserveResponse(
-            reservation_id=f"reservation-{len(self.reserves)}",
+            reservation_id=f"{self.prefix}-{len(self.reserves)}",
             capability=b"secret",
             expires_s=10.0,
             computes_prompt=self.computes_prompt,
@@ -182,6 +188,8 @@ class FakeDecode(DecodeServiceServicer):
         admitted = decode_service_pb2.Admitted(request_id=key[0], epoch=key[1])
         if not self.computes_prompt:
             await self._handed_off.setdefault(key, asyncio.Event()).wait()
+        computes_next = self.computes_prompt or key in self._catching_up
+        if not computes_next:
             admitted.first_token_id = self.sequence[base - num_prompt]
             base += 1
         await self.admission_gate.wait()
@@ -190,7 +198,7 @@ class FakeDecode(DecodeServiceServicer):
         while True:
             await self.round_gate.wait()
             number += 1
-            size = 1 if self.computes_prompt and number == 1 else self.round_size
+            size = 1 if computes_next and number == 1 else self.round_size
             tokens = self.sequence[base - num_prompt : base - num_prompt + size]
             if not tokens:
                 return
@@ -251,6 +259,23 @@ class FakePrefill(PrefillServiceServicer):
         self.prefills: list[prefill_service_pb2.PrefillRequest] = []
         self.cancelled: list[str] = []
         self.released: list[str] = []
+        self.renewed: list[str] = []
+        self.handoffs: list[prefill_service_pb2.HandOffRequest] = []
+        self.leases: dict[str, int] = {}
+        """Tokens whose state is kept."""
+        self.lease_s = 30.0
+        self.connects: list[prefill_service_pb2.ConnectRequest] = []
+        self.connect_failures: list[ServingError] = []
+        """Raised by the next calls of Connect."""
+
+    async def Connect(
+        self, request: prefill_service_pb2.ConnectRequest, context: Context
+    ) -> prefill_service_pb2.ConnectResponse:
+        self.connects.append(request)
+        self.seen.note()
+        if self.connect_failures:
+            raise self.connect_failures.pop(0)
+        return prefill_service_pb2.ConnectResponse(transfer_engine="fake", reason="scripted")
 
     async def Prefill(
         self, request: prefill_service_pb2.PrefillRequest, context: Context
@@ -269,19 +294,48 @@ class FakePrefill(PrefillServiceServicer):
             decode = self.decodes[request.ticket.decode_address]
             decode.hand_off((request.context.request_id, request.context.epoch))
             await self.done_gate.wait()
-            done = prefill_service_pb2.HandoffDone(
-                lease_id=f"lease-{len(self.prefills)}", lease_s=30.0, transfer_engine="fake"
-            )
-            yield prefill_service_pb2.PrefillResponse(handoff_done=done)
+            lease_id = request.ticket.reservation_id
+            self.leases[lease_id] = _length(request.context)
+            yield prefill_service_pb2.PrefillResponse(handoff_done=self._done(lease_id))
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.append(request.context.request_id)
             self.seen.note()
             raise
 
+    async def HandOff(
+        self, request: prefill_service_pb2.HandOffRequest, context: Context
+    ) -> prefill_service_pb2.HandOffResponse:
+        self.handoffs.append(request)
+        self.seen.note()
+        if self.failures:
+            raise self.failures.pop(0)
+        if request.lease_id not in self.leases:
+            raise LeaseEnded("scripted end")
+        decode = self.decodes[request.ticket.decode_address]
+        decode.hand_off(
+            (request.context.request_id, request.context.epoch),
+            is_older=self.leases[request.lease_id] < _length(request.context),
+        )
+        return prefill_service_pb2.HandOffResponse(done=self._done(request.lease_id))
+
+    async def RenewLeases(
+        self, request: prefill_service_pb2.RenewLeasesRequest, context: Context
+    ) -> prefill_service_pb2.RenewLeasesResponse:
+        self.renewed += request.lease_ids
+        self.seen.note()
+        ended = [lease_id for lease_id in request.lease_ids if lease_id not in self.leases]
+        return prefill_service_pb2.RenewLeasesResponse(ended_lease_ids=ended)
+
+    async def StopHandoff(
+        self, request: prefill_service_pb2.StopHandoffRequest, context: Context
+    ) -> prefill_service_pb2.StopHandoffResponse:
+        return prefill_service_pb2.StopHandoffResponse(stopped=True, generation=self.generation)
+
     async def ReleaseLease(
         self, request: prefill_service_pb2.ReleaseLeaseRequest, context: Context
     ) -> prefill_service_pb2.ReleaseLeaseResponse:
         self.released.append(request.lease_id)
+        self.leases.pop(request.lease_id, None)
         self.seen.note()
         return prefill_service_pb2.ReleaseLeaseResponse(found=True)
 
@@ -291,6 +345,11 @@ class FakePrefill(PrefillServiceServicer):
         await self.info_gate.wait()
         info = _info("prefill", self.generation, self.fingerprint, self.draining)
         return prefill_service_pb2.PrefillServiceGetWorkerInfoResponse(info=info)
+
+    def _done(self, lease_id: str) -> prefill_service_pb2.HandoffDone:
+        return prefill_service_pb2.HandoffDone(
+            lease_id=lease_id, lease_s=self.lease_s, transfer_engine="fake"
+        )
 
 
 @contextlib.asynccontextmanager
@@ -322,6 +381,10 @@ def _info(role: str, generation: str, fingerprint: str, draining: bool) -> worke
         draft_length=7,
         draining=draining,
     )
+
+
+def _length(context: types_pb2.RequestContext) -> int:
+    return len(context.prompt_token_ids) + len(context.committed_token_ids)
 
 
 def _open_gate() -> asyncio.Event:

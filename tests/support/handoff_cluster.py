@@ -13,6 +13,7 @@ from common.engine.build import EngineSettings, LoadedEngine
 from common.rpc import convert
 from common.rpc.channel import open_channel
 from common.rpc.server import RpcServer, build_server
+from common.transfer.config import TransferConfig
 from common.types import RequestContext, RequestId, SamplingParams, StopParams
 from dspark.v1 import decode_service_pb2, prefill_service_pb2
 from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
@@ -136,6 +137,8 @@ class Cluster:
     decode_stub: Any
     handoff_stub: Any
     decode_channel: Any
+    decode_server: RpcServer
+    decode_config: DecodeConfig
     streams: list[DecodeStream] = field(default_factory=list)
 
     def stream(self) -> DecodeStream:
@@ -171,6 +174,14 @@ class Cluster:
         assert [event.WhichOneof("event") for event in events] == ["first_token", "handoff_done"]
         return events[0].first_token, events[1].handoff_done
 
+    async def restart_decode(self, engine: LoadedEngine) -> None:
+        """Another decode process, as it were, on the same port."""
+        await self.decode.close()
+        await self.decode_server.stop(0)
+        self.decode = decode_app.build_worker(self.decode_config, engine)
+        self.decode_server = _decode_server(self.decode, port=self.decode_server.port)
+        await _start(self.decode, self.decode_server)
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something inside the workers that no message announces."""
 
@@ -201,27 +212,30 @@ async def cluster(
     *,
     computes_prompts: bool = False,
     handoff: HandoffConfig | None = None,
+    transfer: TransferConfig | None = None,
+    decode_transfer: TransferConfig | None = None,
     max_queued: int = 4,
 ) -> AsyncIterator[Cluster]:
-    """Both workers, started; stopped in the end whatever happened."""
+    """Both workers, started; stopped in the end whatever happened. Bytes go by gRPC unless `transfer` says otherwise."""
+    transfer = transfer or TransferConfig(engine="grpc")
     decode_config = DecodeConfig(
-        model="fake", engine=ENGINE, port=0, computes_prompts=computes_prompts
+        model="fake",
+        engine=ENGINE,
+        port=0,
+        computes_prompts=computes_prompts,
+        transfer=decode_transfer or transfer,
     )
     prefill_config = PrefillConfig(
         model="fake",
         engine=ENGINE,
         port=0,
         handoff=handoff or HandoffConfig(),
+        transfer=transfer,
         max_queued=max_queued,
     )
     decode = decode_app.build_worker(decode_config, decode_engine)
     prefill = prefill_app.build_worker(prefill_config, prefill_engine)
-    decode_server = build_server(
-        host="127.0.0.1",
-        port=0,
-        service_names=decode_servicer.SERVICE_NAMES,
-        register=lambda server: decode_servicer.register(decode, server),
-    )
+    decode_server = _decode_server(decode, port=0)
     prefill_server = build_server(
         host="127.0.0.1",
         port=0,
@@ -230,6 +244,7 @@ async def cluster(
     )
     await _start(decode, decode_server)
     await _start(prefill, prefill_server)
+    prefill.pairs.own_address = prefill_server.address
     prefill_channel, decode_channel = (
         open_channel(server.address) for server in (prefill_server, decode_server)
     )
@@ -242,6 +257,8 @@ async def cluster(
         decode_stub=DecodeServiceStub(decode_channel),
         handoff_stub=HandoffServiceStub(decode_channel),
         decode_channel=decode_channel,
+        decode_server=decode_server,
+        decode_config=decode_config,
     )
     try:
         yield running
@@ -252,8 +269,17 @@ async def cluster(
         await decode_channel.close()
         await prefill.close()
         await prefill_server.stop(0)
-        await decode.close()
-        await decode_server.stop(0)
+        await running.decode.close()
+        await running.decode_server.stop(0)
+
+
+def _decode_server(worker: DecodeWorker, *, port: int) -> RpcServer:
+    return build_server(
+        host="127.0.0.1",
+        port=port,
+        service_names=decode_servicer.SERVICE_NAMES,
+        register=lambda server: decode_servicer.register(worker, server),
+    )
 
 
 async def _start(worker: PrefillWorker | DecodeWorker, server: RpcServer) -> None:

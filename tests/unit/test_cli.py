@@ -19,6 +19,20 @@ ARGUMENTS = {
     "decode": ["--port", "0", "--computes-prompts", "--num-pages", "64", "--log.format", "json"],
     "generate": ["once upon", "--temperature", "0.8", "--seed", "7", "--stop", "a", "--chat"],
     "chat": ["--endpoint", "host:1", "--system", "be brief", "--timeout-s", "3"],
+    "checkpoint inspect": ["dspark-tiny", "--output", "json"],
+    "checkpoint validate": ["dspark-tiny", "--contract", "upstream-123", "--deep"],
+    "checkpoint convert": ["dspark-tiny", "/tmp/x", "--to", "fp8-fp4", "--shard-gb", "2"],
+    "checkpoint plan": [
+        "dspark-tiny",
+        "--dp",
+        "4",
+        "--tp",
+        "4",
+        "--ep",
+        "16",
+        "--cache",
+        "official",
+    ],
     "version": [],
 }
 
@@ -43,7 +57,7 @@ def test_every_command_parses_its_flags(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main([name, "--help"])
+        main([*name.split(), "--help"])
     assert exit_.value.code == 0
     assert f"usage: dspark {name}" in capsys.readouterr().out
 

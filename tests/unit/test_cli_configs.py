@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from common.config import load
 from common.engine.build import EngineSettings
+from common.errors import ConfigError
+from common.transfer.faults import FaultPlan
 from services.cli.configs import decode_config, prefill_config, router_config
+from services.cli.main import COMMANDS
 from services.cli.settings import AllSettings, DecodeSection, EngineSection, RouterSection
 from services.decode.config import DecodeConfig
 from services.prefill.config import PrefillConfig
@@ -40,3 +46,16 @@ def test_what_is_set_arrives() -> None:
     assert not decode.engine.speculate
     queue = router_config(settings).queue
     assert (queue.max_queued, queue.queue_timeout_s) == (2, 1.5)
+
+
+@pytest.mark.parametrize("command", ["up", "prefill"])
+def test_faults_for_a_drill_reach_the_prefill_worker(command: str) -> None:
+    settings = load(
+        AllSettings, ["--faults", "corrupt:3,stall:5"], program="x", flat=COMMANDS[command].flat
+    )
+    assert prefill_config(settings).faults == FaultPlan.parse("corrupt:3,stall:5")
+
+
+def test_faults_that_cannot_be_obeyed_are_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="'explode' is not one of fail, delay"):
+        load(AllSettings, ["--prefill.faults", "explode:3"], program="x")

@@ -12,6 +12,7 @@ from services.cli.settings import (
     AllSettings,
     DecodeSection,
     EngineSection,
+    PrefillSection,
     RouterSection,
     UpSection,
 )
@@ -60,3 +61,10 @@ def test_cores_are_divided_among_workers_unless_said_otherwise() -> None:
     )
     assert plan.num_threads == 7
     assert all(plan.num_threads == 1 for plan in planned(up=UpSection(prefills=64, decodes=64)))
+
+
+def test_workers_of_one_machine_serve_their_metrics_on_ports_of_their_own() -> None:
+    deployed = planned(up=UpSection(prefills=2), prefill=PrefillSection(admin_port=9100))
+    ports = [p.settings.prefill.admin_port for p in deployed if p.command == "prefill"]
+    assert ports == [9100, 9101]
+    assert all(p.settings.decode.admin_port == 0 for p in deployed)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from common.engine.memory import Memory
@@ -85,7 +87,7 @@ async def test_every_end_leaves_pages_and_slots_as_they_were(
         reservation.move(state)
         table.check_integrity()
     end(table, reservation)
-    assert reservation.state is R.RELEASED and reservation.released.is_set()
+    assert reservation.state is R.RELEASED and reservation.left.is_set()
     assert free(table) == (10, 3)
     assert len(table) == 0
 
@@ -184,3 +186,28 @@ async def test_waiting_for_the_end_of_all_ends(table: Reservations) -> None:
     reservation = reserve(table)
     end(table, reservation)
     await table.wait_empty()
+
+
+async def test_memory_in_quarantine_is_held_while_a_newer_epoch_has_room_of_its_own(
+    table: Reservations,
+) -> None:
+    old = reserve(table)
+    old.memory.take_all()
+    old.move(R.RECEIVING)
+    old.move(R.ABORTING)
+    table.quarantine(old)
+    assert old.has_ended and old.left.is_set()
+    assert table.by_id(old.reservation_id) is None and table.find(old.request_id) is None
+    assert free(table) == (7, 2)
+    new = reserve(table, epoch=1)
+    assert not set(old.memory.block_table) & set(new.memory.take_all())
+    assert new.memory.slot != old.memory.slot
+    table.check_integrity()
+    end(table, new)
+    waiting = asyncio.create_task(table.wait_empty())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    table.release(old)
+    table.check_integrity()
+    await waiting
+    assert free(table) == (10, 3)

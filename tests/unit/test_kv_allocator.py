@@ -78,14 +78,41 @@ TestPages = PagesAgainstAModel.TestCase
 TestPages.settings = settings(max_examples=30, stateful_step_count=30)
 
 
-def test_the_lowest_pages_are_handed_out_first() -> None:
+def holes(num_pages: int, *free: int) -> PageAllocator:
+    """An allocator in which only `free` are free."""
+    allocator = PageAllocator(num_pages)
+    allocator.credit(num_pages).take(num_pages)
+    allocator.release(free)
+    return allocator
+
+
+@pytest.mark.parametrize(
+    ("free", "wanted", "given"),
+    [
+        # The shortest run that is long enough, and the lowest of those.
+        ((0, 1, 2, 3, 6, 7, 10, 11), 2, [6, 7]),
+        ((0, 1, 2, 3, 6, 7, 8, 10), 3, [6, 7, 8]),
+        ((0, 1, 2, 3, 6, 7, 8), 1, [6]),
+        # No run is long enough: as few as possible.
+        ((0, 2, 3, 4, 6, 7, 9), 5, [2, 3, 4, 6, 7]),
+        ((0, 2, 4, 6), 3, [0, 2, 4]),
+        ((), 0, []),
+    ],
+)
+def test_pages_are_neighbours_where_a_run_is_long_enough(
+    free: tuple[int, ...], wanted: int, given: list[int]
+) -> None:
+    allocator = holes(12, *free)
+    assert allocator.credit(wanted).take(wanted) == given
+    allocator.check_integrity()
+
+
+def test_pages_that_come_back_in_any_order_join_to_one_run() -> None:
     allocator = PageAllocator(6)
     credit = allocator.credit(6)
-    first = credit.take(4)
-    assert first == [0, 1, 2, 3]
-    allocator.release([1, 3])
-    assert allocator.credit(0).take(0) == []
-    assert credit.take(2) == [1, 3]
+    assert credit.take(6) == [0, 1, 2, 3, 4, 5]
+    allocator.release([4, 1, 5, 3, 0, 2])
+    assert [len(run) for run in allocator._free._runs] == [6]
 
 
 def test_credit_that_is_set_aside_is_not_given_twice() -> None:

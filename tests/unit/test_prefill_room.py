@@ -5,9 +5,24 @@ import asyncio
 import pytest
 
 from common.engine.memory import Memory
-from common.errors import CapacityExhausted, QueueFull
-from services.prefill.leases import Leases
+from common.errors import CapacityExhausted, LeaseEnded, QueueFull
+from common.types import Proposal, RequestId
+from services.prefill.leases import FinishedState, Leases
+from services.prefill.loop import FirstTokenSampled
 from services.prefill.room import Room
+
+STATE = FinishedState(
+    tokens=(1, 2, 3),
+    first=FirstTokenSampled(
+        request_id=RequestId("r"),
+        epoch=0,
+        token_id=4,
+        logprob=None,
+        proposal=Proposal(),
+        first_scheduled_at=0.0,
+        sampled_at=0.0,
+    ),
+)
 
 
 class Clock:
@@ -105,11 +120,12 @@ async def test_who_gives_up_in_the_moment_of_its_turn_gives_the_room_back(room: 
 async def test_leases_give_way_to_requests_oldest_first(room: Room, clock: Clock) -> None:
     leases = []
     for _ in range(3):
-        leases.append(room.leases.grant(await room.acquire(200)))
+        leases.append(room.leases.grant(await room.acquire(200), STATE))
         clock.now += 1.0
     assert free(room) == (0, 0)
     memory = await room.acquire(300)
-    assert [room.leases.renew(lease.lease_id) for lease in leases] == [False, False, True]
+    lease_ids = [lease.lease_id for lease in leases]
+    assert room.leases.renew(lease_ids) == lease_ids[:2]
     room.release(memory)
     assert room.leases.release(leases[2].lease_id)
     assert free(room) == (6, 3)
@@ -118,17 +134,51 @@ async def test_leases_give_way_to_requests_oldest_first(room: Room, clock: Clock
 async def test_a_lease_ends_once_by_release_or_by_time_unless_it_is_renewed(
     room: Room, clock: Clock
 ) -> None:
-    released, renewed, overdue = [room.leases.grant(await room.acquire(100)) for _ in range(3)]
+    released, renewed, overdue = [
+        room.leases.grant(await room.acquire(100), STATE) for _ in range(3)
+    ]
     assert len(room.leases) == 3
     assert room.leases.release(released.lease_id)
     assert not room.leases.release(released.lease_id)
     clock.now = 9.0
-    assert room.leases.renew(renewed.lease_id)
+    assert room.leases.renew([renewed.lease_id]) == []
     clock.now = 10.0
     assert room.leases.expire() == 1
-    assert not room.leases.renew(overdue.lease_id)
+    assert room.leases.renew([overdue.lease_id]) == [overdue.lease_id]
     clock.now = 19.0
     assert room.leases.expire() == 1
     assert room.leases.num_expired == 2
     assert free(room) == (6, 3)
     assert not room.leases.release_oldest()
+
+
+async def test_a_room_that_is_read_is_free_when_its_last_reader_has_stopped(room: Room) -> None:
+    """A lease may be read by several hand-offs at once; none of them may see another request's rows."""
+    lease = room.leases.grant(await room.acquire(200), STATE)
+    readers = [room.leases.open(lease.lease_id) for _ in range(2)]
+    assert room.leases.release(lease.lease_id)
+    with pytest.raises(LeaseEnded):
+        room.leases.open(lease.lease_id)
+    for reader in readers:
+        assert free(room) == (4, 2)
+        room.leases.close(reader)
+    assert free(room) == (6, 3)
+
+
+async def test_a_lease_that_is_read_gives_way_to_nobody_and_begins_anew(
+    room: Room, clock: Clock
+) -> None:
+    read, unread = [room.leases.grant(await room.acquire(300), STATE) for _ in range(2)]
+    clock.now = 6.0
+    room.leases.open(read.lease_id)
+    clock.now = 5.0
+    assert room.leases.release_oldest()
+    assert room.leases.renew([unread.lease_id]) == [unread.lease_id]
+    assert not room.leases.release_oldest()
+    clock.now = 12.0
+    assert room.leases.expire() == 0
+    clock.now = 16.0
+    assert room.leases.expire() == 1
+    assert free(room) == (3, 2)
+    room.leases.close(read)
+    assert free(room) == (6, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ class Letters:
         return ""
 
 
-def commits(*, epoch: int = 0, computes_prompt: bool = False, **stop: Any) -> Commits:
+def commits(*, epoch: int = 0, **stop: Any) -> Commits:
     params = StopParams(**{"max_tokens": 100, **stop})
     context = RequestContext(
         request_id=RequestId("r"),
@@ -44,7 +45,7 @@ def commits(*, epoch: int = 0, computes_prompt: bool = False, **stop: Any) -> Co
         stop=params,
     )
     result = Commits(context, TextStream(Letters(), params.stop), eos_token_ids=(EOS,))
-    result.begin(computes_prompt=computes_prompt)
+    result.begin()
     return result
 
 
@@ -102,7 +103,7 @@ def test_messages_of_an_older_epoch_add_nothing() -> None:
     c = commits()
     c.commit_first_token(0, 10, None)
     c.next_epoch()
-    c.begin(computes_prompt=False)
+    c.begin()
     assert c.commit_round(round_of(1, 4, 11)) is None
     assert c.commit_first_token(0, 11, None) is None
     assert c.commit_first_token(1, 11, None) is not None
@@ -200,8 +201,8 @@ def test_drafts_that_were_cut_are_not_counted_as_accepted() -> None:
 
 
 def test_a_prompt_that_decode_computed_is_no_round() -> None:
-    c = commits(computes_prompt=True)
-    c.commit_round(round_of(1, 3, 10))
+    c = commits()
+    c.commit_round(replace(round_of(1, 3, 10), num_draft=0))
     assert c.counts.rounds == 0
     c.commit_round(round_of(2, 4, 11, 12))
     assert c.counts.rounds == 1

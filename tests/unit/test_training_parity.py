@@ -103,7 +103,7 @@ def test_training_forward_equals_transformers(length: int) -> None:
     weights = randomised(config)
     missing, unexpected = peer.load_state_dict(to_peer_names(weights), strict=False)
     assert not missing and not unexpected, (missing, unexpected)
-    taps = {}
+    taps: dict[int, torch.Tensor] = {}
     for i in config.dspark_target_layer_ids:
         peer.model.layers[i].register_forward_hook(
             lambda _m, _i, out, i=i: taps.__setitem__(i, out.mean(2))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from common.errors import ContractMismatch
-from common.transfer.digest import digest_rows
+from common.transfer.digest import RowDigest, digest_rows
 from common.transfer.memory import PoolMemory
 from common.transfer.plan import (
     ByteRange,
@@ -189,3 +189,30 @@ def test_a_peer_whose_memory_cannot_hold_our_rows_is_refused_by_region_and_field
     for theirs, words in cases:
         with pytest.raises(ContractMismatch, match=words):
             require_addressable(memory.layout, fine, theirs, peer="decode")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 127, 128, 130, 300, 512])
+def test_digests_that_were_taken_page_by_page_are_those_of_the_whole(num_tokens: int) -> None:
+    memory = memory_with(5)
+    placement = memory.placement(page_ids=(3, 1, 7, 8), slot=2)
+    rows = live_rows(memory.layout, num_tokens, has_drafter_state=True)
+    write_rows(memory, placement, rows, salt=4)
+    digest, sent = RowDigest(memory, placement), tuple(range(0) for _ in rows)
+    for num_computed in range(0, num_tokens, 100):
+        closed = closed_rows(memory.layout, num_computed)
+        digest.update(rows_after(closed, sent))
+        sent = closed
+    digest.update(rows_after(rows, sent))
+    assert digest.digests() == digest_rows(memory, placement, rows)
+
+
+def test_a_digest_says_which_region_differs() -> None:
+    memory = memory_with(5)
+    placement = memory.placement(page_ids=(1, 3), slot=1)
+    rows = live_rows(memory.layout, 135, has_drafter_state=True)
+    before = digest_rows(memory, placement, rows)
+    _flip(memory, placement, 1, 0, rows[1].start)
+    after = digest_rows(memory, placement, rows)
+    names = [region.name for region in memory.layout.regions]
+    altered = [n for n, old, new in zip(names, before, after, strict=True) if old != new]
+    assert altered == ["csa"]

@@ -19,35 +19,69 @@ class HandoffKey(_message.Message):
     prefill_generation: str
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reservation_id: _Optional[str] = ..., prefill_generation: _Optional[str] = ...) -> None: ...
 
+class EngineDescriptor(_message.Message):
+    __slots__ = ("name", "endpoint", "region_addresses", "probe_address", "device")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    REGION_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    PROBE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    endpoint: bytes
+    region_addresses: _containers.RepeatedScalarFieldContainer[int]
+    probe_address: int
+    device: str
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[bytes] = ..., region_addresses: _Optional[_Iterable[int]] = ..., probe_address: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+
+class MeetRequest(_message.Message):
+    __slots__ = ("prefill_generation", "prefill_address", "contract", "transfer_engines")
+    PREFILL_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    prefill_generation: str
+    prefill_address: str
+    contract: _cache_pb2.CacheContract
+    transfer_engines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prefill_generation: _Optional[str] = ..., prefill_address: _Optional[str] = ..., contract: _Optional[_Union[_cache_pb2.CacheContract, _Mapping]] = ..., transfer_engines: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class MeetResponse(_message.Message):
+    __slots__ = ("decode_generation", "engine", "memory", "transfer_engines")
+    DECODE_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    decode_generation: str
+    engine: EngineDescriptor
+    memory: _containers.RepeatedCompositeFieldContainer[_cache_pb2.RegionMemory]
+    transfer_engines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, decode_generation: _Optional[str] = ..., engine: _Optional[_Union[EngineDescriptor, _Mapping]] = ..., memory: _Optional[_Iterable[_Union[_cache_pb2.RegionMemory, _Mapping]]] = ..., transfer_engines: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class NegotiateRequest(_message.Message):
-    __slots__ = ("key", "capability", "contract", "num_tokens", "transfer_engines", "draft_length")
+    __slots__ = ("key", "capability", "num_tokens", "sender_address", "decode_generation", "transfer_engine")
     KEY_FIELD_NUMBER: _ClassVar[int]
     CAPABILITY_FIELD_NUMBER: _ClassVar[int]
-    CONTRACT_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TRANSFER_ENGINES_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ENGINE_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     capability: bytes
-    contract: _cache_pb2.CacheContract
     num_tokens: int
-    transfer_engines: _containers.RepeatedScalarFieldContainer[str]
-    draft_length: int
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., capability: _Optional[bytes] = ..., contract: _Optional[_Union[_cache_pb2.CacheContract, _Mapping]] = ..., num_tokens: _Optional[int] = ..., transfer_engines: _Optional[_Iterable[str]] = ..., draft_length: _Optional[int] = ...) -> None: ...
+    sender_address: str
+    decode_generation: str
+    transfer_engine: str
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., capability: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., sender_address: _Optional[str] = ..., decode_generation: _Optional[str] = ..., transfer_engine: _Optional[str] = ...) -> None: ...
 
 class NegotiateResponse(_message.Message):
-    __slots__ = ("transfer_engine", "memory", "page_ids", "slot", "engine_descriptor")
-    TRANSFER_ENGINE_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("page_ids", "slot", "generation")
     PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
-    ENGINE_DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
-    transfer_engine: str
-    memory: _containers.RepeatedCompositeFieldContainer[_cache_pb2.RegionMemory]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     page_ids: _containers.RepeatedScalarFieldContainer[int]
     slot: int
-    engine_descriptor: bytes
-    def __init__(self, transfer_engine: _Optional[str] = ..., memory: _Optional[_Iterable[_Union[_cache_pb2.RegionMemory, _Mapping]]] = ..., page_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., engine_descriptor: _Optional[bytes] = ...) -> None: ...
+    generation: str
+    def __init__(self, page_ids: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., generation: _Optional[str] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("token_ids", "confidences")
@@ -58,24 +92,24 @@ class Proposal(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., confidences: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("key", "capability", "manifest", "digest", "first_token_id", "first_logprob", "proposal", "has_drafter_state")
+    __slots__ = ("key", "capability", "manifest", "first_token_id", "first_logprob", "proposal", "has_drafter_state", "region_digests")
     KEY_FIELD_NUMBER: _ClassVar[int]
     CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     HAS_DRAFTER_STATE_FIELD_NUMBER: _ClassVar[int]
+    REGION_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     capability: bytes
     manifest: _containers.RepeatedCompositeFieldContainer[_cache_pb2.ManifestEntry]
-    digest: bytes
     first_token_id: int
     first_logprob: _types_pb2.TokenLogprob
     proposal: Proposal
     has_drafter_state: bool
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., capability: _Optional[bytes] = ..., manifest: _Optional[_Iterable[_Union[_cache_pb2.ManifestEntry, _Mapping]]] = ..., digest: _Optional[bytes] = ..., first_token_id: _Optional[int] = ..., first_logprob: _Optional[_Union[_types_pb2.TokenLogprob, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., has_drafter_state: bool = ...) -> None: ...
+    region_digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., capability: _Optional[bytes] = ..., manifest: _Optional[_Iterable[_Union[_cache_pb2.ManifestEntry, _Mapping]]] = ..., first_token_id: _Optional[int] = ..., first_logprob: _Optional[_Union[_types_pb2.TokenLogprob, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., has_drafter_state: bool = ..., region_digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("accepted", "resend")

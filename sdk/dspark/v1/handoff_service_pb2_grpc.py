@@ -35,6 +35,11 @@ class HandoffServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.Meet = channel.unary_unary(
+                '/dspark.v1.HandoffService/Meet',
+                request_serializer=dspark_dot_v1_dot_handoff__service__pb2.MeetRequest.SerializeToString,
+                response_deserializer=dspark_dot_v1_dot_handoff__service__pb2.MeetResponse.FromString,
+                _registered_method=True)
         self.Negotiate = channel.unary_unary(
                 '/dspark.v1.HandoffService/Negotiate',
                 request_serializer=dspark_dot_v1_dot_handoff__service__pb2.NegotiateRequest.SerializeToString,
@@ -56,8 +61,16 @@ class HandoffServiceServicer(object):
     """The receiving side of a hand-off.
     """
 
+    def Meet(self, request, context):
+        """Introduces a sender: compares contracts, chooses the transfer engine and describes the memory to write to. Once per
+        pair of processes and before any request needs it; a repeat replaces what was agreed before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Negotiate(self, request, context):
-        """Compares contracts, chooses the transfer engine and describes the memory to write to.
+        """Opens a hand-off between two that have met. FAILED_PRECONDITION with reason PAIR_UNKNOWN asks to meet (again) first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,6 +94,11 @@ class HandoffServiceServicer(object):
 
 def add_HandoffServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=dspark_dot_v1_dot_handoff__service__pb2.MeetRequest.FromString,
+                    response_serializer=dspark_dot_v1_dot_handoff__service__pb2.MeetResponse.SerializeToString,
+            ),
             'Negotiate': grpc.unary_unary_rpc_method_handler(
                     servicer.Negotiate,
                     request_deserializer=dspark_dot_v1_dot_handoff__service__pb2.NegotiateRequest.FromString,
@@ -107,6 +125,33 @@ def add_HandoffServiceServicer_to_server(servicer, server):
 class HandoffService(object):
     """The receiving side of a hand-off.
     """
+
+    @staticmethod
+    def Meet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dspark.v1.HandoffService/Meet',
+            dspark_dot_v1_dot_handoff__service__pb2.MeetRequest.SerializeToString,
+            dspark_dot_v1_dot_handoff__service__pb2.MeetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Negotiate(request,

@@ -33,8 +33,12 @@ class HandoffServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> HandoffServiceAsyncStub: ...
+    Meet: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.MeetRequest, _handoff_service_pb2.MeetResponse]
+    """Introduces a sender: compares contracts, chooses the transfer engine and describes the memory to write to. Once per
+    pair of processes and before any request needs it; a repeat replaces what was agreed before.
+    """
     Negotiate: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.NegotiateRequest, _handoff_service_pb2.NegotiateResponse]
-    """Compares contracts, chooses the transfer engine and describes the memory to write to."""
+    """Opens a hand-off between two that have met. FAILED_PRECONDITION with reason PAIR_UNKNOWN asks to meet (again) first."""
     Complete: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.CompleteRequest, _handoff_service_pb2.CompleteResponse]
     """Ends a hand-off: says what was written and carries the state that is not cache rows. The receiver checks
     manifest and digest; a digest that differs is answered with resend and may be tried once more.
@@ -47,8 +51,12 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     """The receiving side of a hand-off."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Meet: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.MeetRequest, _handoff_service_pb2.MeetResponse]  # type: ignore[assignment]
+    """Introduces a sender: compares contracts, chooses the transfer engine and describes the memory to write to. Once per
+    pair of processes and before any request needs it; a repeat replaces what was agreed before.
+    """
     Negotiate: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.NegotiateRequest, _handoff_service_pb2.NegotiateResponse]  # type: ignore[assignment]
-    """Compares contracts, chooses the transfer engine and describes the memory to write to."""
+    """Opens a hand-off between two that have met. FAILED_PRECONDITION with reason PAIR_UNKNOWN asks to meet (again) first."""
     Complete: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.CompleteRequest, _handoff_service_pb2.CompleteResponse]  # type: ignore[assignment]
     """Ends a hand-off: says what was written and carries the state that is not cache rows. The receiver checks
     manifest and digest; a digest that differs is answered with resend and may be tried once more.
@@ -60,12 +68,22 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
     """The receiving side of a hand-off."""
 
     @_abc_1.abstractmethod
+    def Meet(
+        self,
+        request: _handoff_service_pb2.MeetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_handoff_service_pb2.MeetResponse, _abc.Awaitable[_handoff_service_pb2.MeetResponse]]:
+        """Introduces a sender: compares contracts, chooses the transfer engine and describes the memory to write to. Once per
+        pair of processes and before any request needs it; a repeat replaces what was agreed before.
+        """
+
+    @_abc_1.abstractmethod
     def Negotiate(
         self,
         request: _handoff_service_pb2.NegotiateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_handoff_service_pb2.NegotiateResponse, _abc.Awaitable[_handoff_service_pb2.NegotiateResponse]]:
-        """Compares contracts, chooses the transfer engine and describes the memory to write to."""
+        """Opens a hand-off between two that have met. FAILED_PRECONDITION with reason PAIR_UNKNOWN asks to meet (again) first."""
 
     @_abc_1.abstractmethod
     def Complete(

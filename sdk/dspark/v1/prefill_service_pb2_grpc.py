@@ -35,15 +35,35 @@ class PrefillServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.Connect = channel.unary_unary(
+                '/dspark.v1.PrefillService/Connect',
+                request_serializer=dspark_dot_v1_dot_prefill__service__pb2.ConnectRequest.SerializeToString,
+                response_deserializer=dspark_dot_v1_dot_prefill__service__pb2.ConnectResponse.FromString,
+                _registered_method=True)
         self.Prefill = channel.unary_stream(
                 '/dspark.v1.PrefillService/Prefill',
                 request_serializer=dspark_dot_v1_dot_prefill__service__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=dspark_dot_v1_dot_prefill__service__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.HandOff = channel.unary_unary(
+                '/dspark.v1.PrefillService/HandOff',
+                request_serializer=dspark_dot_v1_dot_prefill__service__pb2.HandOffRequest.SerializeToString,
+                response_deserializer=dspark_dot_v1_dot_prefill__service__pb2.HandOffResponse.FromString,
+                _registered_method=True)
+        self.RenewLeases = channel.unary_unary(
+                '/dspark.v1.PrefillService/RenewLeases',
+                request_serializer=dspark_dot_v1_dot_prefill__service__pb2.RenewLeasesRequest.SerializeToString,
+                response_deserializer=dspark_dot_v1_dot_prefill__service__pb2.RenewLeasesResponse.FromString,
+                _registered_method=True)
         self.ReleaseLease = channel.unary_unary(
                 '/dspark.v1.PrefillService/ReleaseLease',
                 request_serializer=dspark_dot_v1_dot_prefill__service__pb2.ReleaseLeaseRequest.SerializeToString,
                 response_deserializer=dspark_dot_v1_dot_prefill__service__pb2.ReleaseLeaseResponse.FromString,
+                _registered_method=True)
+        self.StopHandoff = channel.unary_unary(
+                '/dspark.v1.PrefillService/StopHandoff',
+                request_serializer=dspark_dot_v1_dot_prefill__service__pb2.StopHandoffRequest.SerializeToString,
+                response_deserializer=dspark_dot_v1_dot_prefill__service__pb2.StopHandoffResponse.FromString,
                 _registered_method=True)
         self.GetWorkerInfo = channel.unary_unary(
                 '/dspark.v1.PrefillService/GetWorkerInfo',
@@ -56,6 +76,14 @@ class PrefillServiceServicer(object):
     """The prefill worker.
     """
 
+    def Connect(self, request, context):
+        """Introduces the worker to a decode worker before a request needs the two: contracts are compared, a transfer engine is
+        chosen and a few bytes are written through it. Meeting again in the same generations does nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Prefill(self, request, context):
         """Computes a prompt, streams the first token as soon as it is known and hands the state to a decode worker.
         Cancelling the call aborts the request on this side; the decode worker is told.
@@ -64,8 +92,30 @@ class PrefillServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HandOff(self, request, context):
+        """Hands the state under a lease to another decode worker without computing it again; any number may read it at the
+        same time. NOT_FOUND with reason LEASE_ENDED when the state is gone. Cancelling the call gives the hand-off up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewLeases(self, request, context):
+        """Lets leases begin anew; a router does so while their requests run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReleaseLease(self, request, context):
         """Frees a finished prefill's state before its lease ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopHandoff(self, request, context):
+        """Asked by a decode worker that gave a hand-off up: ends it here and says whether anything may still be written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,15 +131,35 @@ class PrefillServiceServicer(object):
 
 def add_PrefillServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Connect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Connect,
+                    request_deserializer=dspark_dot_v1_dot_prefill__service__pb2.ConnectRequest.FromString,
+                    response_serializer=dspark_dot_v1_dot_prefill__service__pb2.ConnectResponse.SerializeToString,
+            ),
             'Prefill': grpc.unary_stream_rpc_method_handler(
                     servicer.Prefill,
                     request_deserializer=dspark_dot_v1_dot_prefill__service__pb2.PrefillRequest.FromString,
                     response_serializer=dspark_dot_v1_dot_prefill__service__pb2.PrefillResponse.SerializeToString,
             ),
+            'HandOff': grpc.unary_unary_rpc_method_handler(
+                    servicer.HandOff,
+                    request_deserializer=dspark_dot_v1_dot_prefill__service__pb2.HandOffRequest.FromString,
+                    response_serializer=dspark_dot_v1_dot_prefill__service__pb2.HandOffResponse.SerializeToString,
+            ),
+            'RenewLeases': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewLeases,
+                    request_deserializer=dspark_dot_v1_dot_prefill__service__pb2.RenewLeasesRequest.FromString,
+                    response_serializer=dspark_dot_v1_dot_prefill__service__pb2.RenewLeasesResponse.SerializeToString,
+            ),
             'ReleaseLease': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseLease,
                     request_deserializer=dspark_dot_v1_dot_prefill__service__pb2.ReleaseLeaseRequest.FromString,
                     response_serializer=dspark_dot_v1_dot_prefill__service__pb2.ReleaseLeaseResponse.SerializeToString,
+            ),
+            'StopHandoff': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopHandoff,
+                    request_deserializer=dspark_dot_v1_dot_prefill__service__pb2.StopHandoffRequest.FromString,
+                    response_serializer=dspark_dot_v1_dot_prefill__service__pb2.StopHandoffResponse.SerializeToString,
             ),
             'GetWorkerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetWorkerInfo,
@@ -107,6 +177,33 @@ def add_PrefillServiceServicer_to_server(servicer, server):
 class PrefillService(object):
     """The prefill worker.
     """
+
+    @staticmethod
+    def Connect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dspark.v1.PrefillService/Connect',
+            dspark_dot_v1_dot_prefill__service__pb2.ConnectRequest.SerializeToString,
+            dspark_dot_v1_dot_prefill__service__pb2.ConnectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Prefill(request,
@@ -136,6 +233,60 @@ class PrefillService(object):
             _registered_method=True)
 
     @staticmethod
+    def HandOff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dspark.v1.PrefillService/HandOff',
+            dspark_dot_v1_dot_prefill__service__pb2.HandOffRequest.SerializeToString,
+            dspark_dot_v1_dot_prefill__service__pb2.HandOffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewLeases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dspark.v1.PrefillService/RenewLeases',
+            dspark_dot_v1_dot_prefill__service__pb2.RenewLeasesRequest.SerializeToString,
+            dspark_dot_v1_dot_prefill__service__pb2.RenewLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ReleaseLease(request,
             target,
             options=(),
@@ -152,6 +303,33 @@ class PrefillService(object):
             '/dspark.v1.PrefillService/ReleaseLease',
             dspark_dot_v1_dot_prefill__service__pb2.ReleaseLeaseRequest.SerializeToString,
             dspark_dot_v1_dot_prefill__service__pb2.ReleaseLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopHandoff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dspark.v1.PrefillService/StopHandoff',
+            dspark_dot_v1_dot_prefill__service__pb2.StopHandoffRequest.SerializeToString,
+            dspark_dot_v1_dot_prefill__service__pb2.StopHandoffResponse.FromString,
             options,
             channel_credentials,
             insecure,

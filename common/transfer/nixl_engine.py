@@ -1,0 +1,243 @@
+"""The transfer engine over NIXL: UCX's shared memory, TCP, RDMA and device memory. Knows addresses; no rows.
+
+NIXL's own progress thread would burn a core, so it stays off. A write is then brought forward by whoever asks for its
+end and, over TCP, by its receiver, who has to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from common.errors import ConfigError, TransferFailed
+from common.transfer.engine import TransferId, WriteTarget
+from common.transfer.meeting import PROBE_BYTES, EngineDescriptor
+from common.transfer.memory import PoolMemory
+from common.transfer.nixl_library import NixlLibrary
+from common.transfer.nixl_receiver import NixlReceiver
+from common.transfer.plan import ByteRange
+from common.transfer.writes import Writes, next_wait_s
+
+logger = logging.getLogger(__name__)
+
+
+INLINE_BYTES = 4 * 1024 * 1024
+"""Copied in less than a millisecond, so posted without another thread, which would cost as much again."""
+
+Answer = TypeVar("Answer")
+Descriptors = npt.NDArray[np.uint64]
+"""`[ranges, 3]`: address, length, device number."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Peer:
+    address: str
+    agent: str
+    descriptor: EngineDescriptor
+    num_writes: int = 0
+    """Under way."""
+
+
+class NixlTransferEngine:
+    """One NIXL agent with the whole pool registered.
+
+    A write that fails has stopped: NIXL fails it when the connection is gone. One that does not end can only be waited
+    for, because a released handle goes on writing.
+    """
+
+    name = "nixl"
+    is_one_sided = True
+
+    def __init__(self, memory: PoolMemory) -> None:
+        """Raises ConfigError when NIXL cannot be imported, does not start or cannot reach the pool's memory."""
+        self._nixl = NixlLibrary()
+        self._memory = memory
+        # Another name in every process: a restarted peer is another agent.
+        self._agent = self._nixl.agent(f"dspark-{secrets.token_hex(8)}")
+        self._probe = torch.zeros(2 * PROBE_BYTES, dtype=torch.uint8)
+        """First half: what we send. Second half: where peers write."""
+        for tensor in (*memory.tensors, self._probe):
+            try:
+                self._agent.register_memory(tensor)
+            except self._nixl.errors as error:
+                raise ConfigError(
+                    f"NIXL does not register memory of device {tensor.device}: {error}"
+                ) from error
+        self._device = _device(memory.tensors[0])
+        self._addresses = np.array([t.data_ptr() for t in memory.tensors], dtype=np.uint64)
+        self.descriptor = EngineDescriptor(
+            name=self.name,
+            endpoint=self._agent.get_agent_metadata(),
+            region_addresses=tuple(int(address) for address in self._addresses),
+            probe_address=self._probe.data_ptr() + PROBE_BYTES,
+            device=str(memory.tensors[0].device),
+        )
+        self._peers: dict[str, _Peer] = {}
+        self._writes = Writes()
+        # Posting may copy everything before it returns, which must not hold the event loop up.
+        self._posts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl-post")
+        self._num_on_thread = 0
+        self._receiver = NixlReceiver(self._agent, self._nixl.errors)
+
+    async def connect(
+        self, address: str, descriptor: EngineDescriptor, *, timeout_s: float
+    ) -> None:
+        descriptor.require_regions(len(self._addresses), peer=address)
+        known = self._peers.get(address)
+        if known is not None and known.descriptor.endpoint != descriptor.endpoint:
+            # Another process listens there, so the one before is gone and so are its writes.
+            await self._forget(known)
+        peer = self._peers.get(address) or await self._learn(address, descriptor)
+        if peer.num_writes:
+            # Tearing the connection down would end them here, but what is in its buffers would still arrive.
+            raise TransferFailed(f"nixl: {peer.num_writes} writes to {address} have not ended")
+        probe = self._writes.start(
+            self._transfer(
+                peer,
+                (_descriptors_of(self._probe.data_ptr(), PROBE_BYTES), "DRAM"),
+                (_descriptors_of(descriptor.probe_address, PROBE_BYTES), "DRAM"),
+            )
+        )
+        try:
+            if await self._writes.poll(probe, timeout_s=timeout_s):
+                return
+        except TransferFailed:
+            await self._forget(peer)
+            raise
+        await self._forget(peer)
+        raise TransferFailed(f"nixl wrote nothing to {address} in {timeout_s} s")
+
+    def receive(self) -> Callable[[], None]:
+        return self._receiver.receive()
+
+    def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
+        return self._writes.start(self._write(target.address, ranges))
+
+    async def poll(self, transfer: TransferId, *, timeout_s: float) -> bool:
+        return await self._writes.poll(transfer, timeout_s=timeout_s)
+
+    async def cancel(self, transfer: TransferId, *, timeout_s: float) -> bool:
+        return await self._writes.stop(transfer, timeout_s=timeout_s, interrupts=False)
+
+    async def close(self) -> None:
+        await self._writes.close()
+        for peer in list(self._peers.values()):
+            await self._forget(peer)
+        await asyncio.to_thread(self._receiver.close)
+        self._posts.shutdown()
+
+    async def _write(self, address: str, ranges: Sequence[ByteRange]) -> None:
+        peer = self._peers.get(address)
+        if peer is None:
+            raise TransferFailed(f"nixl has not met {address}")
+        numbers = np.array(
+            [(r.region, r.source_offset, r.destination_offset, r.length) for r in ranges],
+            dtype=np.uint64,
+        )
+        region, source, destination, length = numbers.T
+        theirs = np.array(peer.descriptor.region_addresses, dtype=np.uint64)
+        their_kind, their_device = _kind_of(peer.descriptor.device)
+        our_kind, our_device = self._device
+        await self._transfer(
+            peer,
+            (_descriptors(self._addresses[region] + source, length, our_device), our_kind),
+            (_descriptors(theirs[region] + destination, length, their_device), their_kind),
+        )
+
+    async def _transfer(
+        self, peer: _Peer, source: tuple[Descriptors, str], destination: tuple[Descriptors, str]
+    ) -> None:
+        """Ends when the bytes are there. Raises TransferFailed when they will not be."""
+        began = time.monotonic()
+        handle = None
+        peer.num_writes += 1
+        try:
+            handle, state = await self._post(peer, source, destination)
+            while state == "PROC":
+                await asyncio.sleep(next_wait_s(time.monotonic() - began))
+                state = await self._on_thread(lambda: self._agent.check_xfer_state(handle))
+        except self._nixl.errors as error:
+            raise TransferFailed(f"nixl: writing to {peer.address} failed: {error}") from error
+        finally:
+            peer.num_writes -= 1
+            if handle is not None:
+                self._posts.submit(self._release, handle)
+        if state != "DONE":
+            raise TransferFailed(f"nixl: writing to {peer.address} ended as {state}")
+
+    async def _post(
+        self, peer: _Peer, source: tuple[Descriptors, str], destination: tuple[Descriptors, str]
+    ) -> tuple[Any, str]:
+        """(handle, state). Where the kernel copies, most writes are done when this returns."""
+
+        def post() -> tuple[Any, str]:
+            handle = self._agent.initialize_xfer(
+                "WRITE",
+                self._agent.get_xfer_descs(*source),
+                self._agent.get_xfer_descs(*destination),
+                peer.agent,
+            )
+            return handle, self._agent.transfer(handle)
+
+        num_bytes = int(source[0][:, 1].sum())
+        if num_bytes <= INLINE_BYTES and not self._num_on_thread:
+            return post()
+        return await self._on_thread(post)
+
+    def _release(self, handle: Any) -> None:
+        with contextlib.suppress(*self._nixl.errors):
+            self._agent.release_xfer_handle(handle)
+
+    async def _learn(self, address: str, descriptor: EngineDescriptor) -> _Peer:
+        try:
+            agent = await self._on_thread(lambda: self._agent.add_remote_agent(descriptor.endpoint))
+        except self._nixl.errors as error:
+            raise TransferFailed(f"nixl does not understand {address}: {error}") from error
+        name = agent.decode() if isinstance(agent, bytes) else str(agent)
+        peer = self._peers[address] = _Peer(address=address, agent=name, descriptor=descriptor)
+        return peer
+
+    async def _forget(self, peer: _Peer) -> None:
+        del self._peers[peer.address]
+        try:
+            await self._on_thread(lambda: self._agent.remove_remote_agent(peer.agent))
+        except self._nixl.errors as error:
+            logger.debug("nixl: the agent of %s was gone already: %s", peer.address, error)
+
+    async def _on_thread(self, function: Callable[[], Answer]) -> Answer:
+        self._num_on_thread += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._posts, function)
+        finally:
+            self._num_on_thread -= 1
+
+
+def _device(tensor: torch.Tensor) -> tuple[str, int]:
+    return _kind_of(str(tensor.device))
+
+
+def _kind_of(device: str) -> tuple[str, int]:
+    """NIXL's kind of memory and the device's number."""
+    kind, _, number = device.partition(":")
+    return ("DRAM", 0) if kind == "cpu" else ("VRAM", int(number or 0))
+
+
+def _descriptors_of(address: int, length: int) -> Descriptors:
+    return np.array([[address, length, 0]], dtype=np.uint64)
+
+
+def _descriptors(
+    addresses: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64], device: int
+) -> Descriptors:
+    return np.stack((addresses, lengths, np.full_like(lengths, device)), axis=1)

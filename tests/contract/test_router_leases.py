@@ -1,0 +1,159 @@
+"""A request that loses its decode worker goes on from the state that its prefill worker keeps, over sockets, with scripted
+workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from common.errors import TransferFailed
+from dspark.v1 import inference_service_pb2 as pb
+from dspark.v1 import types_pb2
+from services.router import WorkerConfig
+from tests.support.chat_tokenizer import write_tokenizer
+from tests.support.fake_workers import FakeDecode, FakePrefill
+from tests.support.router_cluster import Cluster, cluster, collect, generate_request, router_config
+
+SEQUENCE = list(range(40, 140))
+STOP = types_pb2.StopParams(max_tokens=30)
+NUM_PROMPT = 8
+
+
+@pytest.fixture
+async def system(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """One prefill worker and two decode workers; every failure that counts ends the request at the second."""
+    config = replace(
+        router_config(write_tokenizer(tmp_path)),
+        workers=WorkerConfig(poll_period_s=0.05, poll_timeout_s=5.0, max_attempts=2),
+    )
+    decodes = [FakeDecode(SEQUENCE), FakeDecode(SEQUENCE)]
+    async with cluster(config, [FakePrefill(SEQUENCE)], decodes) as running:
+        yield running
+
+
+def tokens_of(responses: list[pb.GenerateResponse]) -> list[int]:
+    return [token for response in responses for token in response.token_ids]
+
+
+async def lose_decode(
+    system: Cluster, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
+) -> list[pb.GenerateResponse]:
+    """The request, read to its end, with its decode worker's stream broken after the second message."""
+    responses = aiter(call)
+    received = [await anext(responses), await anext(responses)]
+    system.decode.break_stream()
+    return [*received, *[response async for response in responses]]
+
+
+async def test_the_next_decode_worker_gets_the_leased_state_and_nothing_is_computed_again(
+    system: Cluster,
+) -> None:
+    received = await lose_decode(system, system.stub.Generate(generate_request(stop=STOP)))
+    assert tokens_of(received) == SEQUENCE[:30]
+    assert len(system.prefill.prefills) == len(system.prefill.handoffs) == 1
+    (handoff,) = system.prefill.handoffs
+    assert (handoff.lease_id, handoff.context.epoch) == ("reservation-1", 1)
+    assert len(handoff.context.committed_token_ids) >= 2
+    completion = received[-1].completion
+    assert completion.route.replacements == 1
+    # A token that only ends what was computed again is no verification: all that count had drafts.
+    assert completion.usage.draft_tokens == 2 * completion.usage.rounds > 0
+    await system.prefill.seen.until(lambda: system.prefill.released == ["reservation-1"])
+
+
+async def test_before_anything_was_committed_the_first_token_comes_with_the_state(
+    system: Cluster,
+) -> None:
+    system.prefill.says_first_token = False
+    system.decode.admission_gate.clear()
+    call = system.stub.Generate(generate_request(stop=STOP))
+    receiving = asyncio.create_task(collect(call))
+    await system.prefill.seen.until(lambda: bool(system.prefill.leases))
+    await asyncio.sleep(0.05)  # the router reads the end of the hand-off
+    system.decode.break_stream()
+    assert tokens_of(await receiving) == SEQUENCE[:30]
+    assert len(system.prefill.prefills) == len(system.prefill.handoffs) == 1
+    system.decode.admission_gate.set()
+
+
+async def test_a_lease_that_has_ended_costs_a_prefill_and_is_nobodys_failure(
+    system: Cluster,
+) -> None:
+    """Losing decode is the one failure that the request may have; a second would end it."""
+    system.decode.round_gate.clear()
+    call = system.stub.Generate(generate_request(stop=STOP))
+    received = [await anext(aiter(call))]
+    await system.prefill.seen.until(lambda: bool(system.prefill.leases))
+    await system.decode.seen.until(lambda: bool(system.decode.admits))
+    await asyncio.sleep(0.05)  # the router reads the end of the hand-off
+    system.prefill.leases.clear()
+    system.decode.break_stream()
+    system.decode.round_gate.set()
+    received += await collect(call)
+    assert tokens_of(received) == SEQUENCE[:30]
+    assert [len(system.prefill.prefills), len(system.prefill.handoffs)] == [2, 1]
+    assert received[-1].completion.route.replacements == 2
+
+
+async def test_a_handoff_from_a_lease_that_fails_is_not_tried_from_there_again(
+    tmp_path: Path,
+) -> None:
+    config = router_config(write_tokenizer(tmp_path))
+    decodes = [FakeDecode(SEQUENCE), FakeDecode(SEQUENCE)]
+    async with cluster(config, [FakePrefill(SEQUENCE)], decodes) as system:
+        call = system.stub.Generate(generate_request(stop=STOP))
+        responses = aiter(call)
+        received = [await anext(responses), await anext(responses)]
+        system.prefill.failures = [TransferFailed("the wire was cut")]
+        system.decode.break_stream()
+        received += [response async for response in responses]
+        assert tokens_of(received) == SEQUENCE[:30]
+        assert [len(system.prefill.prefills), len(system.prefill.handoffs)] == [2, 1]
+        # The state that was computed anew is kept instead of the old one.
+        await system.prefill.seen.until(lambda: len(system.prefill.released) == 2)
+        assert system.prefill.released == ["reservation-1", "reservation-2"]
+
+
+async def test_a_restarted_prefill_worker_is_not_asked_for_what_it_cannot_have(
+    system: Cluster,
+) -> None:
+    call = system.stub.Generate(generate_request(stop=STOP))
+    responses = aiter(call)
+    received = [await anext(responses), await anext(responses)]
+    system.decode.round_gate.clear()
+    system.prefill.generation = "prefill-2"
+    async with asyncio.timeout(5):
+        while True:
+            workers = (await system.stub.ListWorkers(pb.ListWorkersRequest())).workers
+            if workers[0].generation == "prefill-2":
+                break
+    system.decode.break_stream()
+    system.decode.round_gate.set()
+    received += [response async for response in responses]
+    assert tokens_of(received) == SEQUENCE[:30]
+    assert [len(system.prefill.prefills), len(system.prefill.handoffs)] == [2, 0]
+
+
+async def test_leases_are_renewed_together_while_their_requests_run_and_no_longer(
+    system: Cluster,
+) -> None:
+    system.prefill.lease_s = 0.15
+    system.decodes[1].prefix = "another"
+    for decode in system.decodes:
+        decode.round_gate.clear()
+    calls = [system.stub.Generate(generate_request(stop=STOP)) for _ in range(3)]
+    await system.prefill.seen.until(lambda: len(system.prefill.renewed) >= 9)
+    assert len(set(system.prefill.renewed)) == 3
+    for decode in system.decodes:
+        decode.round_gate.set()
+    for call in calls:
+        assert tokens_of(await collect(call)) == SEQUENCE[:30]
+    await system.prefill.seen.until(lambda: len(system.prefill.released) == 3)
+    renewed = len(system.prefill.renewed)
+    await asyncio.sleep(0.15)
+    assert len(system.prefill.renewed) == renewed
