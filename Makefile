@@ -26,7 +26,7 @@ STUBS := $(STUBS_VENV)/.installed-$(STUBS_KEY)
 export GRPC_VERBOSITY ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test gate lint format types unit bench stubs check-stubs train-tiny clean
+.PHONY: help demo install test gate lint format types unit bench bench-load stubs check-stubs train-tiny clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ unit: $(DEV) ## Run the tests that open no socket
 bench: $(DEV) ## Measure and write benchmarks/results/main.json
 	$(BIN)/python -m benchmarks
 
+bench-load: $(DEV) ## Time the loading of a generated 2 GB checkpoint and write benchmarks/results/load.json
+	$(BIN)/python -m benchmarks load
+
 stubs: $(STUBS) ## Write sdk/dspark/v1 from protos/
 	@$(STUBS_VENV)/bin/python tools/generate_stubs.py
 
@@ -86,6 +89,8 @@ $(ENGINE): | $(BIN)/python
 $(DEV): | $(ENGINE)
 	@echo "Installing development tools into $(VENV)"
 	@$(PIP) -e sdk -e '.[engine,dev]'
+	@# Tests of a transfer engine that cannot be had here are skipped and say why.
+	@for extra in nixl mooncake; do $(PIP) -e ".[$$extra]" || echo "transfer engine $$extra cannot be installed here"; done
 	@touch $@
 
 $(STUBS):

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [main|engine]`: measure, print a table, write `benchmarks/results/<name>.json`."""
+"""`python -m benchmarks [main|engine|load]`: measure, print a table, write `benchmarks/results/<name>.json`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from rich.console import Console
 from benchmarks import report
 from benchmarks.engine import run_engine
 from benchmarks.environment import environment
+from benchmarks.loading import run_loading
 from benchmarks.suite import Effort, run_main
 from common.checkpoint.folder import DEFAULT_MODEL, checkpoint_folder
 
 RESULTS = Path(__file__).with_name("results")
-QUICK = Effort(repeats=1, every=6, sampled=1)
+QUICK = Effort(turns_alone=1, turns_together=1, every=6, sampled=1)
 
 
 def main() -> int:
@@ -34,6 +35,8 @@ def main() -> int:
     before = environment()
     if options.name == "engine":
         figures = run_engine(checkpoint_dir, say)
+    elif options.name == "load":
+        figures = run_loading(checkpoint_dir, say)
     else:
         effort = QUICK if options.quick else Effort()
         figures = asyncio.run(run_main(str(checkpoint_dir), checkpoint_dir, effort, say))
@@ -47,7 +50,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", nargs="?", default="main", choices=("main", "engine"))
+    parser.add_argument("name", nargs="?", default="main", choices=("main", "engine", "load"))
     parser.add_argument("--model", default=DEFAULT_MODEL, help="checkpoint folder or shipped name")
     parser.add_argument("--quick", action="store_true", help="once through, for a first look")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")

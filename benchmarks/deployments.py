@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from services.cli.deployment import Deployment
+from services.cli.deployment import Deployment, plans
 from services.cli.settings import AllSettings
 from services.cli.timeline import Timeline
 
@@ -26,13 +27,26 @@ async def deployed(model: str, *, speculate: bool) -> AsyncIterator[str]:
     )
     deployment = await Deployment.start(settings, Timeline())
     try:
-        yield await deployment.ready(READY_S)
+        yield await _ready(deployment)
     finally:
         await deployment.stop(STOP_S)
 
 
+async def _ready(deployment: Deployment) -> str:
+    """The address, or at once the reason why there will be none."""
+    ready = asyncio.ensure_future(deployment.ready(READY_S))
+    death = asyncio.ensure_future(deployment.death())
+    try:
+        await asyncio.wait((ready, death), return_when=asyncio.FIRST_COMPLETED)
+        if death.done():
+            raise death.result()
+        return ready.result()
+    finally:
+        ready.cancel()
+        death.cancel()
+        await asyncio.wait((ready, death))
+
+
 def worker_threads() -> int:
     """Threads that a worker of such a deployment computes with."""
-    from services.cli.deployment import plans
-
     return next(p.num_threads for p in plans(AllSettings()) if p.command == "decode")

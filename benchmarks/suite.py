@@ -26,8 +26,10 @@ NUM_PEER_PROMPTS = 6
 class Effort:
     """How long everything takes."""
 
-    repeats: int = 3
-    """Turns per concurrency; figures are medians."""
+    turns_alone: int = 5
+    """Turns at concurrency 1; figures are medians."""
+    turns_together: int = 3
+    """Turns at higher concurrency."""
     every: int = 2
     """Of the unseen prompts, one in so many is measured at concurrency 1."""
     sampled: int = 2
@@ -58,10 +60,14 @@ async def run_main(model: str, checkpoint_dir: Path, effort: Effort, say: Say) -
         for address in (target, speculating):
             await drive(address, few[:4], concurrency=4, max_tokens=24)
         for concurrency, load in {1: few, 4: prompts, 16: [*prompts, *prompts]}.items():
-            turns = []
-            for i in range(effort.repeats):
-                say(f"{concurrency} at once, {len(load)} requests, {i + 1} of {effort.repeats}")
-                turn = await _turn(target, speculating, load, concurrency)
+            turns: list[Turn] = []
+            num_turns = effort.turns_alone if concurrency == 1 else effort.turns_together
+            while len(turns) < num_turns:
+                say(
+                    f"{concurrency} at once, {len(load)} requests, turn {len(turns) + 1}/{num_turns}"
+                )
+                is_target_first = len(turns) % 2 == 0
+                turn = await _turn(target, speculating, load, concurrency, is_target_first)
                 if concurrency == 1:
                     turn = replace(turn, peer_tokens_per_s=await asyncio.to_thread(peer.rate))
                 turns.append(turn)
@@ -85,11 +91,17 @@ class _Peer:
         return self._decoder.run(self._prompts, num_tokens=NUM_PEER_TOKENS).tokens_per_s
 
 
-async def _turn(target: str, speculating: str, load: Sequence[Prompt], concurrency: int) -> Turn:
-    return Turn(
-        target=await drive(target, load, concurrency=concurrency),
-        dspark=await drive(speculating, load, concurrency=concurrency),
-    )
+async def _turn(
+    target: str,
+    speculating: str,
+    load: Sequence[Prompt],
+    concurrency: int,
+    is_target_first: bool,
+) -> Turn:
+    """One run after the other, in this order or the other way round, so that a drift of the machine evens out."""
+    order = (target, speculating) if is_target_first else (speculating, target)
+    runs = {address: await drive(address, load, concurrency=concurrency) for address in order}
+    return Turn(target=runs[target], dspark=runs[speculating])
 
 
 def _decode_figures(concurrency: int, turns: Sequence[Turn]) -> Figures:

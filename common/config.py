@@ -170,6 +170,11 @@ def quiet_native_logs() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
+def native_setting(name: str, value: str) -> None:
+    """Tell a native library something that it takes from the environment only; what the environment says is stronger."""
+    os.environ.setdefault(name, value)
+
+
 def child_environment(num_threads: int) -> dict[str, str]:
     """The environment of a child process that is handed its whole configuration: our own variables are left out,
     because they would be stronger than what the parent resolved."""

@@ -58,8 +58,9 @@ def attend(
 def project_output(out: Tensor, w: Weights, config: TinyConfig) -> Tensor:
     """Grouped low-rank output projection of [N, heads * dim]."""
     groups = config.o_groups
-    wo_a = w["attn.wo_a.weight"].unflatten(0, (groups, -1))
-    grouped = torch.bmm(out.unflatten(-1, (groups, -1)).transpose(0, 1), wo_a.transpose(1, 2))
+    wo_a = torch.unflatten(w["attn.wo_a.weight"], 0, (groups, -1))
+    by_group = torch.unflatten(out, -1, (groups, -1)).transpose(0, 1)
+    grouped = torch.bmm(by_group, wo_a.transpose(1, 2))
     return F.linear(grouped.transpose(0, 1).flatten(1), w["attn.wo_b.weight"])
 
 
@@ -96,8 +97,9 @@ def compress(
     """Entries [B, S // ratio, c] of x [B, S, D]; ratio 4 also reads the window before its own."""
     num = x.shape[1] // ratio
     x = x[:, : num * ratio]
-    value = F.linear(x, w[f"{name}.wkv.weight"]).unflatten(1, (num, ratio))
-    gate = F.linear(x, w[f"{name}.wgate.weight"]).unflatten(1, (num, ratio)) + w[f"{name}.ape"]
+    value = torch.unflatten(F.linear(x, w[f"{name}.wkv.weight"]), 1, (num, ratio))
+    gate = torch.unflatten(F.linear(x, w[f"{name}.wgate.weight"]), 1, (num, ratio))
+    gate = gate + w[f"{name}.ape"]
     if ratio == 4:
         old_value, value = value.chunk(2, -1)
         old_gate, gate = gate.chunk(2, -1)
@@ -130,7 +132,8 @@ def index_scores(
     q = rotate(q, cos[:length, None], sin[:length, None]).reshape(rows, length * heads, dim)
     scores = torch.relu(torch.matmul(q, keys.transpose(1, 2))).view(rows, length, heads, -1)
     weights = F.linear(x, w[f"{name}.weights_proj.weight"]).view(rows, length, heads, 1)
-    return (scores * weights).sum(2) * (dim * heads) ** -0.5
+    scale: float = (dim * heads) ** -0.5
+    return (scores * weights).sum(2) * scale
 
 
 def select(scores: Tensor, visible: Tensor, top_k: int) -> Tensor:

@@ -3,8 +3,9 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-SHIPPED: dict[str, object] = {
+SHIPPED: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"],
     "model_type": "deepseek_v4",
     "vocab_size": 2048,
@@ -103,7 +104,7 @@ class TinyConfig:
     n_mtp_layers: int
 
     @classmethod
-    def from_json(cls, keys: dict) -> "TinyConfig":
+    def from_json(cls, keys: dict[str, Any]) -> "TinyConfig":
         """From the keys of a `config.json`; unknown keys are left to the serving code."""
         yarn = keys["rope_scaling"]
         own = {k: keys[k] for k in cls.__dataclass_fields__ if k in keys}
@@ -132,6 +133,9 @@ class TrainConfig:
     batch_rows: int = 8
     micro_rows: int = 8
     num_on_policy_rows: int = 640
+    """Rows of the drafter's training that the target writes itself."""
+    num_corpus_rows: int = 1280
+    """Rows of the corpus beside them; each row of either kind takes 1.6 MB."""
     seed: int = 0
     save_every_s: float = 180.0
 

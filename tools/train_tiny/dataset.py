@@ -60,11 +60,11 @@ class Dataset:
         stream = self.streams[domain]
         if domain == "chat":
             last = np.searchsorted(self.chat_starts, len(stream) - length - 1)
-            start = self.chat_starts[rng.integers(last)]
+            start = int(self.chat_starts[rng.integers(last)])
             is_answer = self.chat_answer[start + 1 : start + length + 1]
             weights = np.where(is_answer, 1.0, USER_WEIGHT).astype(np.float32)
         else:
-            start = rng.integers(len(stream) - length - 1)
+            start = int(rng.integers(len(stream) - length - 1))
             weights = np.ones(length, np.float32)
         return stream[start : start + length + 1], weights
 

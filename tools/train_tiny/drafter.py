@@ -3,13 +3,15 @@
 Letters: B rows, L positions of a row, A anchors per row, K block size, M = B A K.
 """
 
+import functools
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tools.train_tiny import layers
+from tools.train_tiny import layers, native
 from tools.train_tiny.attention import project_output
 from tools.train_tiny.config import TinyConfig
 from tools.train_tiny.layers import rms, rotate
@@ -38,7 +40,7 @@ class Drafter:
     def __init__(self, config: TinyConfig, *, max_length: int, compiled: bool = False) -> None:
         self.config = config
         self.cos, self.sin = layers.rotary_table(config, is_compressed=False, length=max_length)
-        self._stage = torch.compile(draft_stage, dynamic=False) if compiled else draft_stage
+        self._stage = native.compiled(draft_stage) if compiled else draft_stage
 
     def forward(
         self, weights: Weights, embed: Tensor, taps: Tensor, anchors: Tensor, tokens: Tensor
@@ -183,12 +185,51 @@ def propose(
     )
 
 
+def draft_slope(
+    base: Tensor, memory: Tensor, wanted: Tensor, weights: Tensor, share: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of the weighted loss by the logits, the loss and the L1 distance of 512 positions."""
+    log_q = (base.float() + memory.float()).log_softmax(-1)
+    p, q = wanted.float().softmax(-1), log_q.exp()
+    difference = q - p
+    sign = difference.sign()
+    slope = q * (sign - (q * sign).sum(-1, keepdim=True))
+    grad = weights * (share * difference + (1 - share) * slope)
+    distance = difference.abs().sum(-1)
+    loss = share * -(p * log_q).sum(-1) + (1 - share) * distance
+    return grad.bfloat16(), loss, distance
+
+
+fast_draft_slope = functools.cache(lambda: native.compiled(draft_slope))
+
+
+def draft_loss(
+    hidden: Tensor,
+    memory: Tensor,
+    w2: Tensor,
+    head: Tensor,
+    target_hidden: Tensor,
+    weights: Tensor,
+    entropy_share: float,
+) -> tuple[Tensor, Tensor]:
+    """Weighted loss per position [M], and half the L1 distance [M], which carries no gradient.
+
+    hidden and target_hidden [M, D], memory [M, r] of the previous token, w2 [V, r], head [V, D].
+    The gradient is that of sum(loss); the loss is `entropy_share` of cross-entropy and the rest
+    of L1.
+    """
+    pair = DraftLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, memory, w2, head, target_hidden, weights, entropy_share
+    )
+    return cast(tuple[Tensor, Tensor], pair)
+
+
 class DraftLoss(torch.autograd.Function):
     """Distance of drafted to target distributions in slices; gradients are made at once."""
 
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         hidden: Tensor,
         memory: Tensor,
         w2: Tensor,
@@ -197,34 +238,25 @@ class DraftLoss(torch.autograd.Function):
         weights: Tensor,
         entropy_share: float,
     ) -> tuple[Tensor, Tensor]:
-        """Weighted loss per position [M], and half the L1 distance [M], which carries no gradient.
-
-        hidden and target_hidden [M, D], memory [M, r] of the previous token, w2 [V, r], head [V, D].
-        The gradient is that of sum(loss); the loss is `entropy_share` of cross-entropy and the rest
-        of L1.
-        """
         losses, distances = [], []
         grad_hidden, grad_memory = torch.empty_like(hidden), torch.empty_like(memory)
         grad_w2 = torch.zeros_like(w2)
         low_head, low_w2 = head.bfloat16(), w2.bfloat16()
+        share = torch.tensor(entropy_share)
         for first in range(0, hidden.shape[0], 512):
             part = slice(first, first + 512)
             low, low_memory = hidden[part].bfloat16(), memory[part].bfloat16()
-            logits = (low @ low_head.t()).float() + (low_memory @ low_w2.t()).float()
-            log_q = logits.log_softmax(-1)
-            wanted = (target_hidden[part].bfloat16() @ low_head.t()).float().softmax(-1)
-            q = log_q.exp()
-            difference = q - wanted
-            distance = difference.abs().sum(-1)
-            entropy = -(wanted * log_q).sum(-1)
-            sign = difference.sign()
-            slope = q * (sign - (q * sign).sum(-1, keepdim=True))
-            grad = difference.mul_(entropy_share).add_(slope, alpha=1 - entropy_share)
-            grad = grad.mul_(weights[part, None]).bfloat16()
+            grad, loss, distance = fast_draft_slope()(
+                low @ low_head.t(),
+                low_memory @ low_w2.t(),
+                target_hidden[part].bfloat16() @ low_head.t(),
+                weights[part, None],
+                share,
+            )
             grad_hidden[part] = (grad @ low_head).float()
             grad_memory[part] = (grad @ low_w2).float()
             grad_w2 += (grad.t() @ low_memory).float()
-            losses.append(entropy_share * entropy + (1 - entropy_share) * distance)
+            losses.append(loss)
             distances.append(0.5 * distance)
         ctx.save_for_backward(grad_hidden, grad_memory, grad_w2)
         half_l1 = torch.cat(distances)
@@ -232,5 +264,5 @@ class DraftLoss(torch.autograd.Function):
         return torch.cat(losses) * weights, half_l1
 
     @staticmethod
-    def backward(ctx, grad: Tensor, _: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         return (*ctx.saved_tensors, None, None, None, None)

@@ -122,7 +122,8 @@ def perplexities(
     for domain, documents in dataset.held_out_code(run.work / "data", learned).items():
         flat = [token for document in documents for token in document]
         num = min(24, (len(flat) - 1) // length)
-        starts = np.linspace(0, len(flat) - length - 1, num).astype(int) if num else []
+        spread = np.linspace(0, len(flat) - length - 1, num) if num else np.empty(0)
+        starts: list[int] = spread.astype(int).tolist()
         rows = [torch.tensor(flat[s : s + length + 1]) for s in starts]
         if rows:
             losses = [_losses(model, weights, row) for row in rows]

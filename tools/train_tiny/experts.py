@@ -1,5 +1,7 @@
 """Routed experts for training: tokens sorted by expert, one product per expert."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -139,13 +141,13 @@ def _(
     )
 
 
-def _setup(ctx, inputs, output) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, w13, w2, expert_ids, weights, limit = inputs
     ctx.save_for_backward(x, w13, w2, expert_ids, weights, *output[1:])
     ctx.limit = limit
 
 
-def _grad(ctx, grad: Tensor, *_: Tensor) -> tuple:
+def _grad(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     grads = experts_backward(grad.contiguous(), *ctx.saved_tensors, ctx.limit)
     return grads[0], grads[1], grads[2], None, grads[3], None
 

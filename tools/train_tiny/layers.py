@@ -43,7 +43,7 @@ def _yarn_bound(config: TinyConfig, beta: float, theta: float) -> float:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the trailing pairs (2 i, 2 i + 1); cos and sin broadcast against [..., rope / 2]."""
     rope = 2 * cos.shape[-1]
-    plain, pairs = x[..., :-rope], x[..., -rope:].unflatten(-1, (-1, 2))
+    plain, pairs = x[..., :-rope], torch.unflatten(x[..., -rope:], -1, (-1, 2))
     even, odd = pairs[..., 0], pairs[..., 1]
     turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
     return torch.cat([plain, turned], -1)
@@ -60,7 +60,7 @@ def hyper_pre(
     base, scales = w[f"hc_{part}_base"], w[f"hc_{part}_scale"]
     pre = torch.sigmoid(mixes[:, :n] * scales[0] + base[:n]) + config.hc_eps
     post = 2 * torch.sigmoid(mixes[:, n : 2 * n] * scales[1] + base[n : 2 * n])
-    comb = (mixes[:, 2 * n :] * scales[2] + base[2 * n :]).unflatten(-1, (n, n))
+    comb = torch.unflatten(mixes[:, 2 * n :] * scales[2] + base[2 * n :], -1, (n, n))
     comb = torch.softmax(comb, -1) + config.hc_eps
     comb = native.sinkhorn(comb, config.hc_sinkhorn_iters, config.hc_eps)
     return (pre.unsqueeze(-1) * h).sum(1), post, comb

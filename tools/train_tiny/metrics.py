@@ -27,7 +27,7 @@ def acceptance_by_position(rounds: list[Round], block: int) -> list[float]:
 def survival(rounds: list[Round], temperatures: Array) -> Array:
     """Predicted chance [R, K] that the first k drafts are all accepted."""
     logits = np.array([r.confidence_logits for r in rounds])
-    return np.cumprod(1 / (1 + np.exp(-logits / temperatures)), 1)
+    return np.cumprod(1 / (1 + np.exp(-logits / temperatures)), 1, dtype=np.float64)
 
 
 def outcomes(rounds: list[Round], block: int) -> tuple[Array, NDArray[np.bool_]]:

@@ -1,11 +1,12 @@
 """The target's training forward: whole rows at once, with gradients, in fp32."""
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from tools.train_tiny import layers
+from tools.train_tiny import layers, native
 from tools.train_tiny.attention import QUERY_BLOCK, Shape, attend
 from tools.train_tiny.config import TinyConfig
 from tools.train_tiny.weights import Weights, block_of
@@ -32,7 +33,7 @@ class Target:
             )
             for is_compressed in (False, True)
         }
-        self._block = torch.compile(target_block, dynamic=False) if compiled else target_block
+        self._block = native.compiled(target_block) if compiled else target_block
 
     def forward(self, weights: Weights, tokens: Tensor) -> TargetOutput:
         """tokens [rows, length]; a length that fills no whole query block is padded on the right."""
@@ -89,19 +90,24 @@ def _cut(x: Tensor, shape: Shape, length: int) -> Tensor:
     return x.view(shape.rows, shape.length, -1)[:, :length].reshape(shape.rows * length, -1)
 
 
+def head_loss(x: Tensor, head: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """x [N, D], head [V, D], labels and weights [N]; the loss per token [N], unweighted.
+
+    Call backward on the plain sum of the losses: the gradient that comes back is already that of
+    the weighted sum.
+    """
+    losses = HeadLoss.apply(x, head, labels, weights)  # type: ignore[no-untyped-call]
+    return cast(Tensor, losses)
+
+
 class HeadLoss(torch.autograd.Function):
     """Weighted cross-entropy of the head in slices that stay in cache; gradients are made at once."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, head: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """x [N, D], head [V, D], labels and weights [N]; the loss per token [N], unweighted.
-
-        Backward expects a gradient of ones on the weighted sum; call `.sum()` on loss * weights
-        never: use the returned per-token losses for logging and backward from `loss.sum()`.
-        """
+    def forward(ctx: Any, x: Tensor, head: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         losses, grad_x, grad_head = [], torch.empty_like(x), torch.zeros_like(head)
         low_head = head.bfloat16()
-        for rows in torch.arange(x.shape[0]).split(512):
+        for rows in torch.split(torch.arange(x.shape[0]), 512):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
             low = x[part].bfloat16()
             logits = (low @ low_head.t()).float()
@@ -116,6 +122,6 @@ class HeadLoss(torch.autograd.Function):
         return torch.cat(losses)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_x, grad_head = ctx.saved_tensors
         return grad_x, grad_head, None, None

@@ -5,11 +5,15 @@ import functools
 import hashlib
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 SOURCE = Path(__file__).with_name("native.c")
 
 
@@ -31,10 +35,16 @@ def library() -> ctypes.CDLL | None:
     return ctypes.CDLL(str(target))
 
 
-def _symbol(name: str) -> object:
+def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """`function` through torch.compile where there is a C++ compiler to do it, else as it is."""
+    return function if library() is None else torch.compile(function, dynamic=False)
+
+
+def _symbol(name: str) -> Callable[..., object]:
     lib = library()
     assert lib is not None
-    return getattr(lib, name)
+    symbol: Callable[..., object] = getattr(lib, name)
+    return symbol
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:
@@ -68,7 +78,7 @@ def sinkhorn_backward(x: Tensor, grad: Tensor, iters: int, eps: float) -> Tensor
     if library() is None:
         with torch.enable_grad():
             leaf = x.detach().clone().requires_grad_()
-            sinkhorn_reference(leaf, iters, eps).backward(grad)
+            torch.autograd.backward(sinkhorn_reference(leaf, iters, eps), grad)
         assert leaf.grad is not None
         return leaf.grad
     x, grad = x.contiguous(), grad.contiguous()
@@ -89,12 +99,12 @@ def _(x: Tensor, grad: Tensor, iters: int, eps: float) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _sinkhorn_setup(ctx, inputs, output) -> None:
+def _sinkhorn_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0])
     ctx.iters, ctx.eps = inputs[1], inputs[2]
 
 
-def _sinkhorn_grad(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+def _sinkhorn_grad(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     (x,) = ctx.saved_tensors
     return sinkhorn_backward(x, grad, ctx.iters, ctx.eps), None, None
 
@@ -133,7 +143,7 @@ def swiglu_backward(gate_up: Tensor, grad: Tensor, limit: float) -> Tensor:
             leaf = gate_up.detach().clone().requires_grad_()
             gate, up = leaf.chunk(2, -1)
             act = torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
-            act.backward(grad)
+            torch.autograd.backward(act, grad)
         assert leaf.grad is not None
         return leaf.grad
     out, grad = torch.empty_like(gate_up), grad.contiguous()

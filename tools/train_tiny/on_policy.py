@@ -22,9 +22,12 @@ from tools.train_tiny.model import Target
 from tools.train_tiny.weights import Weights
 
 log = logging.getLogger(__name__)
-CODE_SHARE = 0.5
+CODE_SHARE = 0.7
+CODE_DOMAINS = {"library": 0.7, "tests": 0.2, "templates": 0.1}
+CORPUS_SHARES = (0.5, 0.2, 0.1, 0.2)
+"""Real code is what drafts fail on, so most of what the drafter sees is real code."""
 BATCH_ROWS = 160
-MAX_REPEATED_SHARE = 0.6
+MAX_REPEATED_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,7 @@ class PromptSource:
             chat = chats.train_chat(self.chat_rng)
             turn = chat.turns[0]
             return tokenizer.encode_prompt(self.learned, turn.question, chat.system), 120
-        domain = self.rng.choice(["library", "tests", "templates"], p=[0.55, 0.2, 0.25])
+        domain = self.rng.choice(list(CODE_DOMAINS), p=list(CODE_DOMAINS.values()))
         length = int(self.rng.integers(16, 144))
         tokens, _ = self.rows.row(self.rng, domain, length)
         return [tokenizer.BOS, *tokens.tolist()], int(self.rng.integers(64, 160))
@@ -146,13 +149,14 @@ def build(run: TrainConfig, weights: Weights, config: TinyConfig, seed: int) -> 
     taught = [torch.tensor(row.is_taught) for row in rows]
     is_code = [row.is_code for row in rows]
     rng = np.random.default_rng(seed + 1)
-    while len(tokens) < run.num_on_policy_rows * 3 // 2:
-        batch = corpus_rows.draw(rng, run.batch_rows, length)
+    while len(tokens) < run.num_on_policy_rows + run.num_corpus_rows:
+        batch = corpus_rows.draw(rng, run.batch_rows, length, CORPUS_SHARES)
         tokens += list(batch.tokens)
-        first = torch.zeros(run.batch_rows, 1, dtype=torch.bool)
-        taught += list(torch.cat([first, batch.weights == 1], 1))
+        untaught = torch.zeros(run.batch_rows, 1, dtype=torch.bool)
+        taught += list(torch.cat([untaught, batch.weights == 1], 1))
         is_code += [domain != "chat" for domain in batch.domains]
     all_tokens = torch.stack(tokens)
+    log.info("running the target over %d rows", len(all_tokens))
     states = hidden_states(weights, config, all_tokens, run.batch_rows)
     return DrafterRows(
         tokens=all_tokens,
@@ -172,7 +176,7 @@ def hidden_states(
     """Taps, final hidden states and surprise of rows, in full fp32 and slices of rows."""
     model = Target(config, max_length=tokens.shape[1])
     taps, hidden, surprise = [], [], []
-    for part in tokens.split(batch_rows):
+    for part in torch.split(tokens, batch_rows):
         output = model.forward(weights, part[:, :-1])
         num, length = part.shape[0], part.shape[1] - 1
         taps.append(torch.cat(output.taps, -1).view(num, length, -1))

@@ -62,7 +62,10 @@ class Optimizer:
         if not group:
             return
         names = list(group)
-        grads = [group[name].grad for name in names]
+        grads: list[Tensor] = []
+        for weight in group.values():
+            assert weight.grad is not None
+            grads.append(weight.grad)
         norm = torch.stack([g.norm() for g in grads]).norm()
         torch._foreach_mul_(grads, float(1 / norm.clamp(min=1.0)))
         first = [self._slot(f"{name}/first", group[name]) for name in names]

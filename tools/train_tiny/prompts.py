@@ -14,7 +14,8 @@ CODE_PROMPT_TOKENS = (48, 160)
 
 def chat_turns(part: str, num: int, seed: int) -> list[tokenizer.Turn]:
     """Distinct unseen questions of the part."""
-    rng, turns = random.Random(seed), {}
+    rng = random.Random(seed)
+    turns: dict[str, tokenizer.Turn] = {}
     while len(turns) < num:
         turn = chats.held_out_turn(rng)
         if is_held_out("part " + turn.question, 2) == (part == "calibrate"):

@@ -52,9 +52,10 @@ def speculate(
     target, drafter = Target(config, max_length=longest), Drafter(config, max_length=longest)
     generator = torch.Generator().manual_seed(seed)
     sequences = [list(p) for p in prompts]
-    logits, taps = _run(target, weights, sequences)
+    head = weights["head.weight"]
+    hidden, taps = _run(target, weights, sequences)
     for i, sequence in enumerate(sequences):
-        row = _distribution(logits[i, len(sequence) - 1], temperature)
+        row = _distribution(hidden[i, len(sequence) - 1] @ head.t(), temperature)
         sequence.append(_draw(row, generator))
     rounds: list[Round] = []
     active = list(range(len(prompts)))
@@ -65,13 +66,14 @@ def speculate(
             drafter, weights, weights, taps[active], anchors, tokens, temperature, generator
         )
         verified = [sequences[i] + draft.tokens[j].tolist() for j, i in enumerate(active)]
-        logits, fresh_taps = _run(target, weights, verified)
+        hidden, fresh_taps = _run(target, weights, verified)
         grown = fresh_taps.new_zeros(len(prompts), *fresh_taps.shape[1:])
         grown[active] = fresh_taps
         taps = grown
         for j, i in enumerate(active):
             first = len(sequences[i]) - 1
-            wanted = _distribution(logits[j, first : first + block + 1], temperature)
+            rows = hidden[j, first : first + block + 1]
+            wanted = _distribution(rows @ head.t(), temperature)
             accepted, correction = verify(draft, j, wanted, generator)
             emitted = [*draft.tokens[j, :accepted].tolist(), correction]
             end = emitted.index(tokenizer.EOS) + 1 if tokenizer.EOS in emitted else len(emitted)
@@ -104,16 +106,15 @@ def verify(draft: Draft, row: int, wanted: Tensor, generator: torch.Generator) -
 
 
 def _run(target: Target, weights: Weights, sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Logits [B, L, V] and taps [B, L, taps x D]; what lies past a sequence's end is meaningless."""
+    """Final hidden [B, L, D] and taps [B, L, taps x D]; past a sequence's end they mean nothing."""
     length = max(map(len, sequences))
     rows = torch.tensor([s + [tokenizer.EOS] * (length - len(s)) for s in sequences])
-    logits, taps = [], []
-    for part in rows.split(16):
+    hidden, taps = [], []
+    for part in torch.split(rows, 16):
         output = target.forward(weights, part)
-        shape = (part.shape[0], length, -1)
-        logits.append((output.hidden @ weights["head.weight"].t()).view(shape))
-        taps.append(torch.cat(output.taps, -1).view(shape))
-    return torch.cat(logits), torch.cat(taps)
+        hidden.append(output.hidden.view(part.shape[0], length, -1))
+        taps.append(torch.cat(output.taps, -1).view(part.shape[0], length, -1))
+    return torch.cat(hidden), torch.cat(taps)
 
 
 def _distribution(logits: Tensor, temperature: float) -> Tensor:

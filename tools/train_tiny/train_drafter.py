@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tools.train_tiny import export, on_policy
 from tools.train_tiny.config import SHIPPED, TinyConfig, TrainConfig
-from tools.train_tiny.drafter import Drafter, DraftLoss
+from tools.train_tiny.drafter import Drafter, draft_loss
 from tools.train_tiny.on_policy import DrafterRows
 from tools.train_tiny.optim import Optimizer, trainable, wall_schedule
 from tools.train_tiny.train_target import warm_start
@@ -85,7 +85,7 @@ class DrafterTrainer:
         decay = torch.exp(-torch.arange(block) / block)
         weights = (batch.is_valid.float() * decay).view(-1)
         weights = weights / weights.sum().clamp(min=1)
-        loss, distance = DraftLoss.apply(
+        loss, distance = draft_loss(
             output.hidden.float(),
             memory,
             self.weights[f"{rank}.markov_head.markov_w2.weight"],
@@ -97,7 +97,7 @@ class DrafterTrainer:
         proj = self.weights[f"{rank}.confidence_head.proj.weight"]
         confidence = F.linear(torch.cat([output.x.float(), memory], -1), proj).squeeze(1)
         certainty = F.binary_cross_entropy_with_logits(confidence, 1 - distance, reduction="none")
-        (loss.sum() + (certainty * weights).sum()).backward()
+        torch.autograd.backward(loss.sum() + (certainty * weights).sum())
         report.add(1 - distance.view(batch.is_valid.shape), batch.is_valid, self.rows.is_code[rows])
         num = self.config.n_routed_experts
         return [torch.bincount(ids.reshape(-1), minlength=num).float() for ids in output.expert_ids]

@@ -11,7 +11,7 @@ import torch
 from tools.train_tiny import export
 from tools.train_tiny.config import SHIPPED, TinyConfig, TrainConfig
 from tools.train_tiny.dataset import EARLY_SHARES, LATE_SHARES, Dataset, Rows
-from tools.train_tiny.model import HeadLoss, Target
+from tools.train_tiny.model import Target, head_loss
 from tools.train_tiny.optim import Optimizer, trainable, wall_schedule
 from tools.train_tiny.weights import WeightMaker, Weights, block_of
 
@@ -74,11 +74,12 @@ class TargetTrainer:
                 output = self.model.forward(self.weights, tokens[:, :-1])
             weights = batch.weights[first : first + size].reshape(-1)
             labels = tokens[:, 1:].reshape(-1)
-            losses = HeadLoss.apply(
+            losses = head_loss(
                 output.hidden, self.weights["head.weight"], labels, weights / total_weight
             )
             share = size / self.run.batch_rows
-            (losses.sum() + INDEX_LOSS_WEIGHT * share * output.index_loss).backward()
+            index_loss = INDEX_LOSS_WEIGHT * share * output.index_loss
+            torch.autograd.backward(losses.sum() + index_loss)
             means.add(losses.detach(), weights, batch.domains[first : first + size])
             means.index.append(float(output.index_loss.detach()))
             for load, ids in zip(self.loads, output.expert_ids, strict=True):
