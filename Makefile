@@ -26,10 +26,10 @@ STUBS := $(STUBS_VENV)/.installed-$(STUBS_KEY)
 export GRPC_VERBOSITY ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test gate lint format types unit bench bench-load stubs check-stubs train-tiny clean
+.PHONY: help demo install test gate lint format types unit bench bench-load bench-transfer stubs check-stubs train-tiny clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(ENGINE) ## Start router, prefill and decode on this CPU, stream a completion, stop
 	@$(BIN)/dspark demo
@@ -62,6 +62,9 @@ bench: $(DEV) ## Measure and write benchmarks/results/main.json
 
 bench-load: $(DEV) ## Time the loading of a generated 2 GB checkpoint and write benchmarks/results/load.json
 	$(BIN)/python -m benchmarks load
+
+bench-transfer: $(DEV) ## Measure transfer engines and hand-offs and write benchmarks/results/transfer.json
+	$(BIN)/python -m benchmarks transfer
 
 stubs: $(STUBS) ## Write sdk/dspark/v1 from protos/
 	@$(STUBS_VENV)/bin/python tools/generate_stubs.py

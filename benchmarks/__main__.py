@@ -1,4 +1,4 @@
-"""`python -m benchmarks [main|engine|load]`: measure, print a table, write `benchmarks/results/<name>.json`."""
+"""`python -m benchmarks [main|engine|load|transfer]`: measure, print a table, write `benchmarks/results/<name>.json`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -13,8 +14,10 @@ from rich.console import Console
 from benchmarks import report
 from benchmarks.engine import run_engine
 from benchmarks.environment import environment
+from benchmarks.handoffs import run_handoffs
 from benchmarks.loading import run_loading
 from benchmarks.suite import Effort, run_main
+from benchmarks.transfer import run_transfer
 from common.checkpoint.folder import DEFAULT_MODEL, checkpoint_folder
 
 RESULTS = Path(__file__).with_name("results")
@@ -33,10 +36,18 @@ def main() -> int:
 
     checkpoint_dir = checkpoint_folder(options.model)
     before = environment()
+    figures: Mapping[str, report.Value]
     if options.name == "engine":
         figures = run_engine(checkpoint_dir, say)
     elif options.name == "load":
         figures = run_loading(checkpoint_dir, say)
+    elif options.name == "transfer":
+        say("transfer engines, memcpy and raw TCP")
+        figures = {
+            **run_transfer(1 if options.quick else 5),
+            **asyncio.run(run_handoffs(str(checkpoint_dir), checkpoint_dir, say)),
+        }
+        report.show_transfer(console, figures)
     else:
         effort = QUICK if options.quick else Effort()
         figures = asyncio.run(run_main(str(checkpoint_dir), checkpoint_dir, effort, say))
@@ -50,7 +61,9 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", nargs="?", default="main", choices=("main", "engine", "load"))
+    parser.add_argument(
+        "name", nargs="?", default="main", choices=("main", "engine", "load", "transfer")
+    )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="checkpoint folder or shipped name")
     parser.add_argument("--quick", action="store_true", help="once through, for a first look")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")

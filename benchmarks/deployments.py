@@ -15,13 +15,19 @@ STOP_S = 10.0
 
 
 @contextlib.asynccontextmanager
-async def deployed(model: str, *, speculate: bool) -> AsyncIterator[str]:
-    """The address of a router in front of one prefill and one decode worker; all gone at the end."""
+async def deployed(
+    model: str, *, speculate: bool, prefill_admin_port: int = 0
+) -> AsyncIterator[str]:
+    """The address of a router in front of one prefill and one decode worker; all gone at the end.
+
+    The prefill worker serves its metrics at a port other than 0.
+    """
     settings = AllSettings.model_validate(
         {
             "model": model,
             "router": {"port": 0},
             "engine": {"speculate": speculate},
+            "prefill": {"admin_port": prefill_admin_port},
             "log": {"level": "warning"},
         }
     )

@@ -27,6 +27,19 @@ def show(console: Console, figures: Mapping[str, Value]) -> None:
     console.print(_accepted_table(figures))
 
 
+def show_transfer(console: Console, figures: Mapping[str, Value]) -> None:
+    """What limits each engine, and hand-offs; every rate is in the file."""
+    for name, value in figures.items():
+        if isinstance(value, str) and name.startswith("transfer."):
+            console.print(f"{name.removeprefix('transfer.')}: {value}", highlight=False)
+    p50, p99, mean, wire = (
+        _milliseconds(figures[f"transfer.handoff.{name}"])
+        for name in ("p50_s", "p99_s", "mean_s", "wire_mean_s")
+    )
+    console.print(f"hand-off: p50 {p50}, p99 {p99} for requests")
+    console.print(f"hand-off: mean {mean} for the prefill worker, of which the wire {wire}")
+
+
 def _speed_table(figures: Mapping[str, Value]) -> Table:
     table = Table(title="decode through router, prefill and decode", title_justify="left")
     for name in ("at once", "mode", "tokens/s", "ratio", "chat", "code", "TTFT p50", "p95"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from common.config import load, quiet_native_logs
 from common.errors import ConfigError
+from services.cli.bench_settings import TransferBenchSettings
 from services.cli.checkpoint_settings import (
     CheckpointSettings,
     ConvertSettings,
@@ -103,6 +104,12 @@ COMMANDS = {
         ),
         flat=(),
         settings=PlanSettings,
+    ),
+    "bench transfer": Command(
+        summary="what share of the link each transfer engine reaches, and what limits it",
+        shown=("config", "engines", "sizes", "ranges", "repeats", "peer", "serve", "output"),
+        flat=(),
+        settings=TransferBenchSettings,
     ),
     "version": Command(summary="versions of this package and what it stands on", shown=(), flat=()),
 }

@@ -45,9 +45,19 @@ def run_service(
         report(Failed(cause=failure.cause, exit_code=failure.exit_code))
         if not is_supervised:
             raise failure from None
-        _leave(failure.exit_code)
-    # Libraries of transfer engines may crash in their exit handlers, when all work has long been done.
-    _leave(EXIT_OK)
+        leave(failure.exit_code)
+    leave(EXIT_OK)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """Exit now: threads that compute or load cannot be cancelled, and the interpreter would wait for them.
+
+    Libraries of transfer engines may crash in their exit handlers besides, when all work has long been done.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 async def _run(serve: Serve, shutdown_s: float, is_supervised: bool) -> None:
@@ -71,15 +81,7 @@ async def _run(serve: Serve, shutdown_s: float, is_supervised: bool) -> None:
         logger.warning(
             "ended before its requests did, %.0f s after its start", time.monotonic() - began
         )
-        _leave(EXIT_OK if service.done() else EXIT_OTHER)
+        leave(EXIT_OK if service.done() else EXIT_OTHER)
     stop.cancel()
     hurry.cancel()
     await service
-
-
-def _leave(exit_code: int) -> NoReturn:
-    """Exit now: threads that compute or load cannot be cancelled, and the interpreter would wait for them."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)

@@ -61,5 +61,6 @@ def _admitted_to_pb(event: Admitted) -> pb.Admitted:
         epoch=event.epoch,
         first_token_id=event.first_token_id,
         drafter_fallback=event.drafter_fallback,
+        transfer_engine=event.transfer_engine,
         first_logprob=convert.logprob_to_pb(logprob) if logprob else None,
     )

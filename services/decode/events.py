@@ -20,6 +20,8 @@ class Admitted:
     first_logprob: TokenLogprob | None
     drafter_fallback: str
     """Why drafting begins without the prompt's drafter state; empty when it does not."""
+    transfer_engine: str
+    """What carried the hand-off; empty when there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

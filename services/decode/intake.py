@@ -195,6 +195,10 @@ class Intake:
         self._on_failed(reservation, TransferFailed(f"the prefill worker gave up: {reason}"))
         return reservation
 
+    def engine_of(self, reservation: Reservation) -> str:
+        """Name of the engine that carried a hand-off that is still known."""
+        return self._incoming[reservation.reservation_id].engine.name
+
     def result_of(self, reservation: Reservation) -> HandoffResult:
         """What arrived for a reservation that is READY."""
         result = self._incoming[reservation.reservation_id].result

@@ -161,7 +161,7 @@ class DecodeWorker:
         try:
             require_agreement(context, reservation)
             if computes_prompt:
-                self._run(reservation, prompt_request(context, reservation), "")
+                self._run(reservation, prompt_request(context, reservation))
             elif reservation.state is ReservationState.READY:
                 self._run_handed_over(reservation)
         except ServingError as error:
@@ -321,13 +321,21 @@ class DecodeWorker:
             fallback = "the prefill worker sent no drafter state"
         # What was committed since the state was computed begins with its first token.
         is_news = len(request.tokens) > context.length
-        self._run(reservation, request, fallback, result if is_news else None)
+        self._run(
+            reservation,
+            request,
+            transfer_engine=self.intake.engine_of(reservation),
+            drafter_fallback=fallback,
+            first=result if is_news else None,
+        )
 
     def _run(
         self,
         reservation: Reservation,
         request: Request,
-        drafter_fallback: str,
+        *,
+        transfer_engine: str = "",
+        drafter_fallback: str = "",
         first: HandoffResult | None = None,
     ) -> None:
         self.engine.add(request)
@@ -342,6 +350,7 @@ class DecodeWorker:
                 first_token_id=first.first_token_id if first else None,
                 first_logprob=first.first_logprob if first else None,
                 drafter_fallback=drafter_fallback,
+                transfer_engine=transfer_engine,
             )
         )
 

@@ -240,6 +240,7 @@ def _admitted_from_pb(message: pb.Admitted) -> Admitted:
         first_token_id=message.first_token_id if message.HasField("first_token_id") else None,
         first_logprob=convert.logprob_from_pb(message.first_logprob) if has_logprob else None,
         drafter_fallback=message.drafter_fallback,
+        transfer_engine=message.transfer_engine,
     )
 
 

@@ -25,7 +25,6 @@ class HandedOff:
     """Names the state that the prefill worker keeps."""
     lease_s: float
     """How long it does so unless the lease is renewed."""
-    transfer_engine: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +35,8 @@ class Admitted:
     """None when decode computes the prompt; the first round brings the token then."""
     first_logprob: TokenLogprob | None
     drafter_fallback: str
+    transfer_engine: str
+    """What carried the hand-off; empty when there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from common.errors import ServingError
 from services.router.attempt import Attempt, AttemptFailed
 from services.router.commits import Commits, Committed, Round
 from services.router.contexts import LiveRequest
-from services.router.events import Admitted, Event, FirstToken, HandedOff
+from services.router.events import Admitted, Event, FirstToken
 from services.router.requests import Chunk, Completion, Route, Timings, Usage
 
 logger = logging.getLogger(__name__)
@@ -64,13 +64,15 @@ class Journal:
         match event:
             case FirstToken() | Round():
                 self._first_token = self._first_token or self._clock()
-            case Admitted(first_token_id=first_token_id, drafter_fallback=fallback):
+            case Admitted(first_token_id=first_token_id):
                 self._admitted = self._admitted or self._clock()
                 if first_token_id is not None:
                     self._first_token = self._first_token or self._admitted
-                self._route = replace(self._route, drafter_fallback=fallback)
-            case HandedOff(transfer_engine=engine):
-                self._route = replace(self._route, transfer_engine=engine)
+                self._route = replace(
+                    self._route,
+                    drafter_fallback=event.drafter_fallback,
+                    transfer_engine=event.transfer_engine,
+                )
 
     def failed(self, failure: AttemptFailed, live: LiveRequest) -> None:
         logger.warning(

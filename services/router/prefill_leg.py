@@ -77,9 +77,7 @@ def _event_from_pb(response: pb.PrefillResponse) -> FirstToken | HandedOff | Non
 
 
 def _handed_off(done: pb.HandoffDone) -> HandedOff:
-    return HandedOff(
-        lease_id=done.lease_id, lease_s=done.lease_s, transfer_engine=done.transfer_engine
-    )
+    return HandedOff(lease_id=done.lease_id, lease_s=done.lease_s)
 
 
 def _failure(error: grpc.aio.AioRpcError, address: str) -> ServingError:

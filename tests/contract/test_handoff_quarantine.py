@@ -223,8 +223,10 @@ async def test_worker_information_and_metrics_tell_of_the_pages_until_they_are_f
             assert load.num_quarantined_pages == NUM_PAGES
             assert registry.get_sample_value("dspark_kv_quarantined_pages") == NUM_PAGES
         await it.let_it_land()
-        for worker in (it.it.prefill, it.it.decode):
-            assert worker.metrics.registry.get_sample_value("dspark_kv_quarantined_pages") == 0
+        registries = [worker.metrics.registry for worker in (it.it.prefill, it.it.decode)]
+        await it.it.until(
+            lambda: all(r.get_sample_value("dspark_kv_quarantined_pages") == 0 for r in registries)
+        )
 
 
 class TestWhoMaySayThatItHasStopped:

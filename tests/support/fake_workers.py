@@ -188,6 +188,7 @@ class FakeDecode(DecodeServiceServicer):
         admitted = decode_service_pb2.Admitted(request_id=key[0], epoch=key[1])
         if not self.computes_prompt:
             await self._handed_off.setdefault(key, asyncio.Event()).wait()
+            admitted.transfer_engine = "fake"
         computes_next = self.computes_prompt or key in self._catching_up
         if not computes_next:
             admitted.first_token_id = self.sequence[base - num_prompt]

@@ -29,7 +29,7 @@ VALUES = config_json(hidden_size=32, vocab_size=64, dspark_noise_token_id=63)
 TENSORS = random_tensors(ModelConfig.from_json(VALUES), seed=2)
 
 MEASURE = """
-import json, resource, sys
+import json, re, resource, sys
 from pathlib import Path
 import torch
 from common.checkpoint.loader import load_model
@@ -41,7 +41,9 @@ load(sys.argv[1])
 resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
 before = resident_pages * resource.getpagesize()
 model = load(sys.argv[2])
-print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before))
+# Not ru_maxrss: that begins at the parent's peak.
+peak_kib = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+print(json.dumps(peak_kib * 1024 - before))
 """
 
 

@@ -33,6 +33,16 @@ ARGUMENTS = {
         "--cache",
         "official",
     ],
+    "bench transfer": [
+        "--engines",
+        "grpc,nixl",
+        "--sizes",
+        "4MiB",
+        "--ranges",
+        "1",
+        "--peer",
+        "a:1",
+    ],
     "version": [],
 }
 

@@ -132,9 +132,9 @@ class TrainConfig:
     row_length: int = 512
     batch_rows: int = 8
     micro_rows: int = 8
-    num_on_policy_rows: int = 640
+    num_on_policy_rows: int = 960
     """Rows of the drafter's training that the target writes itself."""
-    num_corpus_rows: int = 1280
+    num_corpus_rows: int = 2400
     """Rows of the corpus beside them; each row of either kind takes 1.6 MB."""
     seed: int = 0
     save_every_s: float = 180.0

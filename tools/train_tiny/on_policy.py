@@ -22,12 +22,12 @@ from tools.train_tiny.model import Target
 from tools.train_tiny.weights import Weights
 
 log = logging.getLogger(__name__)
-CODE_SHARE = 0.7
+CODE_SHARE = 0.75
 CODE_DOMAINS = {"library": 0.7, "tests": 0.2, "templates": 0.1}
-CORPUS_SHARES = (0.5, 0.2, 0.1, 0.2)
+CORPUS_SHARES = (0.52, 0.25, 0.09, 0.14)
 """Real code is what drafts fail on, so most of what the drafter sees is real code."""
 BATCH_ROWS = 160
-MAX_REPEATED_SHARE = 0.85
+MAX_REPEATED_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +62,19 @@ class SegmentedRow:
     def feed(self, sampled: int) -> int:
         """The next token of the row: `sampled` unless a prompt is still being read."""
         if not self.pending and (self.num_left == 0 or self.tokens[-1] == tokenizer.EOS):
-            self._drop_loops()
+            if not self.is_code:
+                self._drop_loops()
             self._begin()
         is_forced = bool(self.pending)
         token = self.pending.popleft() if is_forced else sampled
         self.num_left -= 0 if is_forced else 1
         self.tokens.append(token)
-        self.is_taught.append(not is_forced)
+        # A prompt of code is code too; a user's question is not what the target would say.
+        self.is_taught.append(self.is_code or not is_forced)
         return token
 
     def _drop_loops(self) -> None:
-        """A greedy continuation that circles teaches only how to circle."""
+        """An answer that circles teaches only how to circle. In greedy code circles are half of what is served."""
         own = self.tokens[self.start :]
         grams = Counter(zip(own, own[1:], own[2:], own[3:], strict=False))
         num = sum(grams.values())

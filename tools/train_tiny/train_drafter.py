@@ -18,7 +18,7 @@ from tools.train_tiny.weights import WeightMaker, Weights
 
 log = logging.getLogger(__name__)
 ANCHORS = 64
-ON_POLICY_SHARE = 0.75
+ON_POLICY_SHARE = 0.5
 BIAS_STEP = 0.005
 EASY_ANCHOR_WEIGHT = 0.15
 

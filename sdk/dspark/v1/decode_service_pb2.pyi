@@ -98,18 +98,20 @@ class DecodeRequest(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[DecodeCommand, _Mapping]]] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("request_id", "epoch", "first_token_id", "drafter_fallback", "first_logprob")
+    __slots__ = ("request_id", "epoch", "first_token_id", "drafter_fallback", "first_logprob", "transfer_engine")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FALLBACK_FIELD_NUMBER: _ClassVar[int]
     FIRST_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ENGINE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     first_token_id: int
     drafter_fallback: str
     first_logprob: _types_pb2.TokenLogprob
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_token_id: _Optional[int] = ..., drafter_fallback: _Optional[str] = ..., first_logprob: _Optional[_Union[_types_pb2.TokenLogprob, _Mapping]] = ...) -> None: ...
+    transfer_engine: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_token_id: _Optional[int] = ..., drafter_fallback: _Optional[str] = ..., first_logprob: _Optional[_Union[_types_pb2.TokenLogprob, _Mapping]] = ..., transfer_engine: _Optional[str] = ...) -> None: ...
 
 class Verified(_message.Message):
     __slots__ = ("request_id", "epoch", "round", "base", "token_ids", "num_draft", "num_accepted", "logprobs", "confidences")

@@ -53,7 +53,9 @@ def parse_patterns(sizes: Sequence[str], ranges: Sequence[str]) -> tuple[Pattern
     """Every size in every number of ranges, smallest first. Raises ConfigError that names what cannot be read."""
     all_bytes = sorted({parse_size(size) for size in sizes})
     counts = sorted({_parse_count(count) for count in ranges})
-    return tuple(Pattern(size_bytes=size, num_ranges=count) for size in all_bytes for count in counts)
+    return tuple(
+        Pattern(size_bytes=size, num_ranges=count) for size in all_bytes for count in counts
+    )
 
 
 def parse_size(text: str) -> int:

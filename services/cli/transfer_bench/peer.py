@@ -33,26 +33,28 @@ logger = logging.getLogger(__name__)
 
 IDLE_S = 600.0
 """A measuring end that asks nothing for so long is taken to be gone."""
+STOP_S = 4.0
+"""What a running measurement gets to let its engines go."""
 
 
 async def serve_peer(
     host: str, port: int, *, ready: Callable[[str], None], stop: asyncio.Event
 ) -> None:
     """Answer until `stop`; `ready` is told the address. Port 0 takes a free one."""
-    is_busy = False
+    running: dict[asyncio.Task[None] | None, Lines] = {}
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal is_busy
         lines = Lines(reader, writer)
         try:
-            if is_busy:
+            if running:
                 await lines.refuse("another measurement is running")
                 return
-            is_busy = True
+            task = asyncio.current_task()
+            running[task] = lines
             try:
                 await _serve(host, lines)
             finally:
-                is_busy = False
+                del running[task]
         except (ConnectionError, TimeoutError) as error:
             logger.info("the measuring end is gone: %s", error)
         finally:
@@ -62,6 +64,10 @@ async def serve_peer(
     ready(f"{host}:{server.sockets[0].getsockname()[1]}")
     await stop.wait()
     server.close()
+    for lines in running.values():
+        lines.close()
+    if tasks := [task for task in running if task is not None]:
+        await asyncio.wait(tasks, timeout=STOP_S)
 
 
 async def _serve(host: str, lines: Lines) -> None:
@@ -90,7 +96,9 @@ async def _serve(host: str, lines: Lines) -> None:
 class _Session:
     """The memory, the engines and the servers of one measurement."""
 
-    def __init__(self, endpoint: Endpoint, server: RpcServer, tcp: RawTcpReceiver, capability: bytes) -> None:
+    def __init__(
+        self, endpoint: Endpoint, server: RpcServer, tcp: RawTcpReceiver, capability: bytes
+    ) -> None:
         self._endpoint = endpoint
         self._server = server
         self._tcp = tcp

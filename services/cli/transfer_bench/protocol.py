@@ -63,7 +63,9 @@ class Receiver:
 
 
 Question = Opening | Clear | Digest | CpuTime
-_QUESTIONS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Opening, Clear, Digest, CpuTime)}
+_QUESTIONS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Opening, Clear, Digest, CpuTime)
+}
 
 
 class Lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 
@@ -43,10 +44,8 @@ class RawTcpReceiver:
         for each in (self._listener, self._connection):
             if each is not None:
                 # Closing alone does not wake the thread that waits in it.
-                try:
+                with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
                 each.close()
 
     def _receive(self, connection: socket.socket) -> bool:
