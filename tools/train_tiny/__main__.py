@@ -51,7 +51,7 @@ def parse() -> argparse.Namespace:
     default_work = Path(tempfile.gettempdir()) / "train_tiny"
     parser.add_argument("--work", type=Path, default=default_work, help="intermediate files")
     parser.add_argument("--minutes", type=float, default=85, help="wall time of all training")
-    parser.add_argument("--rows", type=int, default=640, help="rows that the target writes")
+    parser.add_argument("--rows", type=int, default=960, help="rows that the target writes")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
