@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
 from common.checkpoint.reader import Progress
 from common.engine.build import LoadedEngine, build_engine
 from common.rpc.channel import open_channel
-from common.rpc.readiness import follow_readiness
-from common.rpc.server import RpcServer, build_server
+from common.rpc.server import build_server
 from common.rpc.worker_info import WorkerIdentity
+from common.rpc.worker_process import run_worker
 from common.telemetry.admin import AdminServer
 from common.telemetry.metrics import TransferMetrics
 from common.transfer.engines import open_engines
@@ -23,9 +22,6 @@ from services.decode.servicer import SERVICE_NAMES, register
 from services.decode.worker import DecodeWorker
 
 logger = logging.getLogger(__name__)
-
-EXPIRY_PERIOD_S = 1.0
-STOP_GRACE_S = 1.0
 
 
 async def serve(
@@ -53,23 +49,17 @@ async def serve(
     admin = AdminServer(worker.metrics.registry, host=config.host, port=config.admin_port)
     worker.engine.start()
     await server.start()
-    await server.set_ready(True)
-    background = [
-        asyncio.create_task(follow_readiness(server, lambda: why_not_ready(worker, config))),
-        asyncio.create_task(_expire(worker)),
-    ]
     logger.info("decode worker %s serves %s", server.address, config.model)
-    if ready is not None:
-        ready(server.address)
     try:
-        await stop.wait()
-        await _drain(worker, server, config.drain_s)
+        await run_worker(
+            worker,
+            server,
+            stall_s=config.stall_s,
+            drain_s=config.drain_s,
+            ready=ready,
+            stop=stop,
+        )
     finally:
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
-        await worker.close()
-        await server.stop(STOP_GRACE_S)
         admin.close()
 
 
@@ -99,29 +89,3 @@ def build_worker(config: DecodeConfig, loaded: LoadedEngine) -> DecodeWorker:
         metrics=metrics,
         reservation_s=config.reservation_s,
     )
-
-
-def why_not_ready(worker: DecodeWorker, config: DecodeConfig) -> str | None:
-    """The reason for which routers should send nothing here now; None when they may."""
-    if worker.is_draining:
-        return "draining"
-    if worker.engine.has_crashed:
-        return "the engine failed"
-    if worker.engine.busy_s > config.stall_s:
-        return f"a step has taken {worker.engine.busy_s:.0f} s so far"
-    return None
-
-
-async def _expire(worker: DecodeWorker) -> None:
-    while True:
-        await asyncio.sleep(EXPIRY_PERIOD_S)
-        worker.expire()
-        await worker.quarantine.ask_all()
-
-
-async def _drain(worker: DecodeWorker, server: RpcServer, drain_s: float) -> None:
-    worker.is_draining = True
-    await server.set_ready(False)
-    logger.info("draining %d requests", len(worker.reservations))
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(worker.reservations.wait_empty(), drain_s)

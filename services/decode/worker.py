@@ -247,6 +247,20 @@ class DecodeWorker:
         else:
             self._release(reservation, error)
 
+    async def tend(self) -> None:
+        """End what is overdue and ask after writes that did not stop; called about every second."""
+        self.expire()
+        await self.quarantine.ask_all()
+
+    def begin_draining(self) -> None:
+        """Take nothing new."""
+        self.is_draining = True
+        logger.info("draining %d requests", len(self.reservations))
+
+    async def wait_idle(self) -> None:
+        """Return once nothing is reserved. The caller sets the deadline."""
+        await self.reservations.wait_empty()
+
     async def close(self) -> None:
         """Take nothing new, end what is left and stop the engine."""
         self.is_draining = True

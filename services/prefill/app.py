@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable
 
 from common.checkpoint.reader import Progress
 from common.engine.build import LoadedEngine, build_engine
-from common.rpc.readiness import follow_readiness
-from common.rpc.server import RpcServer, build_server
+from common.rpc.server import build_server
 from common.rpc.worker_info import WorkerIdentity
+from common.rpc.worker_process import run_worker
 from common.telemetry.admin import AdminServer
 from common.telemetry.metrics import TransferMetrics
 from common.transfer.engines import open_engines
@@ -29,8 +28,6 @@ from services.prefill.worker import PrefillWorker
 
 logger = logging.getLogger(__name__)
 
-EXPIRY_PERIOD_S = 1.0
-STOP_GRACE_S = 1.0
 ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 
@@ -60,23 +57,17 @@ async def serve(
     worker.engine.start()
     await server.start()
     worker.pairs.own_address = advertised_address(config, server.port)
-    await server.set_ready(True)
-    background = [
-        asyncio.create_task(follow_readiness(server, lambda: why_not_ready(worker, config))),
-        asyncio.create_task(_expire(worker)),
-    ]
     logger.info("prefill worker %s serves %s", server.address, config.model)
-    if ready is not None:
-        ready(server.address)
     try:
-        await stop.wait()
-        await _drain(worker, server, config.drain_s)
+        await run_worker(
+            worker,
+            server,
+            stall_s=config.stall_s,
+            drain_s=config.drain_s,
+            ready=ready,
+            stop=stop,
+        )
     finally:
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
-        await worker.close()
-        await server.stop(STOP_GRACE_S)
         admin.close()
 
 
@@ -129,29 +120,3 @@ def advertised_address(config: PrefillConfig, port: int) -> str:
     if not host:
         host = socket.gethostname() if config.host in ANY_HOST else config.host
     return f"{host}:{port}"
-
-
-def why_not_ready(worker: PrefillWorker, config: PrefillConfig) -> str | None:
-    """The reason for which routers should send nothing here now; None when they may."""
-    if worker.is_draining:
-        return "draining"
-    if worker.engine.has_crashed:
-        return "the engine failed"
-    if worker.engine.busy_s > config.stall_s:
-        return f"a step has taken {worker.engine.busy_s:.0f} s so far"
-    return None
-
-
-async def _expire(worker: PrefillWorker) -> None:
-    while True:
-        await asyncio.sleep(EXPIRY_PERIOD_S)
-        worker.expire()
-        await worker.quarantine.ask_all()
-
-
-async def _drain(worker: PrefillWorker, server: RpcServer, drain_s: float) -> None:
-    worker.is_draining = True
-    await server.set_ready(False)
-    logger.info("draining %d requests and %d leases", worker.num_jobs, len(worker.leases))
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(worker.wait_idle(), drain_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -31,6 +32,8 @@ from services.prefill.peers import Peers
 from services.prefill.quarantine import ASK_TIMEOUT_S, Quarantine
 from services.prefill.requests import require_continuation, require_newer, require_possible
 from services.prefill.room import Room
+
+logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 5.0
 """For a job that was told to end: a step of the engine, and a write's stop."""
@@ -161,6 +164,16 @@ class PrefillWorker:
         """End overdue leases. Called every second or so."""
         if self.leases.expire():
             self.room.serve_queue()
+
+    async def tend(self) -> None:
+        """End what is overdue and ask after writes that did not stop; called about every second."""
+        self.expire()
+        await self.quarantine.ask_all()
+
+    def begin_draining(self) -> None:
+        """Take nothing new."""
+        self.is_draining = True
+        logger.info("draining %d requests and %d leases", self.num_jobs, len(self.leases))
 
     async def wait_idle(self) -> None:
         """Return once no job is left. The caller sets the deadline."""
