@@ -477,11 +477,13 @@ async def test_a_prefill_of_a_newer_epoch_replaces_the_older_one(pair: Pair) -> 
     reserved = await it.reserve(context)
     call = it.start_prefill(context, reserved)
     gate.release(3)  # a page is sent, and the engine holds the request in a step that does not end
+    await it.until(lambda: pair.source.num_gated == 4)
     await it.until(lambda: it.decode.intake.counts["received_bytes"] > 0)
+    older = it.prefill._jobs[context.request_id]
     newer = a_context(400, epoch=1)
     again = it.start_prefill(newer, await it.reserve(newer))
     # Its decode worker refuses the older one by now, which cleans up while it is told to end: once is enough.
-    await it.until(lambda: it.prefill._jobs[newer.request_id].is_ending)
+    await it.until(lambda: older.is_ending)
     await asyncio.sleep(0)
     open_gate(pair.source)
     assert (await ended(call)) is not None

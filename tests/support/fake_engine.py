@@ -60,6 +60,8 @@ class FakeEngine:
         self.memory = PoolMemory(self.pool)
         self.chunk = chunk
         self.permits: threading.Semaphore | None = None
+        self.num_gated = 0
+        """Steps that have come to the gate, the one that is held by it included."""
         self.crash: Exception | None = None
         self.requests: dict[RequestId, Request] = {}
         self.adopted: list[Request] = []
@@ -89,8 +91,10 @@ class FakeEngine:
             request.acknowledged_round = max(request.acknowledged_round, round_number)
 
     def step(self) -> StepReport:
-        if self.permits is not None:
-            self.permits.acquire()
+        permits = self.permits  # read once: a test may open the gate at any moment
+        if permits is not None:
+            self.num_gated += 1
+            permits.acquire()
         if self.crash is not None:
             raise self.crash
         rounds, progressed = [], []
