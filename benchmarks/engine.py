@@ -11,7 +11,8 @@ import torch
 
 from benchmarks.prompts import load_prompts
 from benchmarks.suite import tokens_of
-from common.engine.build import EngineSettings, LoadedEngine, build_engine
+from common.engine.build import LoadedEngine, build_engine
+from common.engine.settings import EngineSettings
 from common.engine.memory import Memory
 from common.engine.request import Request, Role
 from common.tokenizer import Tokenizer

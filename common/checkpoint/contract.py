@@ -12,8 +12,9 @@ from pathlib import Path
 
 from common.checkpoint.formats import CheckpointFormat, detect_format, storages, stored_as
 from common.checkpoint.headers import Headers, StoredTensor
+from common.checkpoint.model_tensor import ModelTensor
 from common.checkpoint.storage import Part, companions, parts
-from common.checkpoint.tensors import ModelTensor, alias, classic_mtp_tensors, model_tensors
+from common.checkpoint.tensors import alias, classic_mtp_tensors, model_tensors
 from common.errors import CheckpointError
 from common.model.config import ModelConfig
 

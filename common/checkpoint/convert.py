@@ -18,12 +18,14 @@ from common.checkpoint.digests import digest, save_digests
 from common.checkpoint.formats import CheckpointFormat, storages
 from common.checkpoint.headers import ITEM_BYTES, read_headers
 from common.checkpoint.mapped import TORCH_DTYPES
+from common.checkpoint.model_tensor import ModelTensor
 from common.checkpoint.quantize import quantize_fp4, quantize_fp8, quantize_int8
 from common.checkpoint.reader import CheckpointReader, Progress
 from common.checkpoint.storage import FP4_GROUP, Part, Storage, parts
-from common.checkpoint.tensors import ModelTensor, model_tensors
+from common.checkpoint.tensors import model_tensors
 from common.errors import CheckpointError
 from common.model.config import ModelConfig
+from common.model.weights import TensorPart
 
 SHARD_BYTES = 4 << 30
 
@@ -59,7 +61,7 @@ def convert_checkpoint(
     partial.mkdir(parents=True)
     weight_map: dict[str, str] = {}
     digests: dict[str, str] = {}
-    wanted = [tensor.name for tensor in tensors]
+    wanted = [TensorPart(tensor.name) for tensor in tensors]
     with CheckpointReader(source_dir, on_progress, headers=headers, wanted=wanted) as reader:
         for number, shard in enumerate(shards, 1):
             file_name = _file_name(to, number, len(shards))

@@ -23,6 +23,19 @@ def digest(content: bytes | memoryview) -> str:
     return xxhash.xxh3_64_hexdigest(content)
 
 
+class RunningDigest:
+    """The same of content that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_64()
+
+    def add(self, content: bytes | memoryview) -> None:
+        self._hash.update(content)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
 def load_digests(checkpoint_dir: Path) -> dict[str, str]:
     """By tensor name; empty when the checkpoint has none. Raises CheckpointError when the file cannot be read."""
     path = checkpoint_dir / FILE_NAME

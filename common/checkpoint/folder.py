@@ -14,7 +14,15 @@ def checkpoint_folder(model: str) -> Path:
 
     Raises CheckpointError that names what is missing.
     """
-    return _complete_checkpoint(find_checkpoint(model))
+    return _complete(find_checkpoint(model), has_weights=True)
+
+
+def tokenizer_folder(model: str) -> Path:
+    """The folder of a checkpoint for whoever reads no weights, which need not be there.
+
+    Raises CheckpointError that names what is missing.
+    """
+    return _complete(find_checkpoint(model), has_weights=False)
 
 
 def find_checkpoint(model: str) -> Path:
@@ -40,12 +48,12 @@ def find_checkpoint(model: str) -> Path:
 
 def model_name(model: str) -> str:
     """The name under which a checkpoint is served: its folder's."""
-    return checkpoint_folder(model).name
+    return find_checkpoint(model).name
 
 
-def _complete_checkpoint(folder: Path) -> Path:
+def _complete(folder: Path, *, has_weights: bool) -> Path:
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
-    if not any(folder.glob("*.safetensors")):
+    if has_weights and not any(folder.glob("*.safetensors")):
         missing.append("*.safetensors")
     if missing:
         raise CheckpointError(f"the checkpoint folder {folder} lacks {', '.join(missing)}")

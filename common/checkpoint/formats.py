@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 
 from common.checkpoint.headers import Headers
+from common.checkpoint.model_tensor import Linear, ModelTensor
 from common.checkpoint.storage import Storage, companions
-from common.checkpoint.tensors import Linear, ModelTensor
 
 
 class CheckpointFormat(enum.Enum):
@@ -71,6 +71,12 @@ def stored_as(headers: Headers, name: str) -> Storage:
         return Storage.INT8_OFFSET
     is_fp4 = scale in headers and headers[scale].dtype == "F8_E8M0"
     return Storage.FP4 if is_fp4 else Storage.INT8
+
+
+def value_shape(headers: Headers, name: str) -> tuple[int, ...]:
+    """Of a stored tensor's values; it must be there."""
+    shape = headers[name].shape
+    return (shape[0], shape[1] * 2) if stored_as(headers, name) is Storage.FP4 else shape
 
 
 def _modelslim(tensor: ModelTensor, linear: Linear) -> tuple[Storage, ...]:

@@ -10,6 +10,7 @@ from common.checkpoint.digests import digest, load_digests, save_digests
 from common.checkpoint.headers import Headers
 from common.checkpoint.mapped import MappedFile
 from common.checkpoint.reader import CheckpointReader
+from common.checkpoint.spans import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,9 @@ def _digests(headers: Headers) -> dict[str, str]:
     digests = {}
     for name, tensor in headers.items():
         file = files[tensor.path]
-        digests[name] = digest(file.bytes_of(tensor))
-        file.drop(tensor.begin, tensor.end)
+        span = Span(tensor.begin, tensor.end)
+        digests[name] = digest(file.bytes_of(span))
+        file.drop(span)
     for file in files.values():
         file.close()
     return digests

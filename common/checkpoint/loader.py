@@ -8,12 +8,16 @@ from pathlib import Path
 import torch
 
 from common.checkpoint.contract import check_contract
-from common.checkpoint.headers import read_headers
+from common.checkpoint.headers import Headers, read_headers
 from common.checkpoint.reader import CheckpointReader, Progress, ReadOptions
-from common.checkpoint.tensors import model_tensors
+from common.checkpoint.rehearsal import asked_parts
+from common.device.backend import Backend
+from common.device.cpu import CpuBackend
+from common.device.staging import Staging
 from common.errors import CheckpointError
 from common.model.config import ModelConfig
 from common.model.dspark import DSparkModel, build_model
+from common.parallel.collectives import Communicator
 
 logger = logging.getLogger(__name__)
 
@@ -23,18 +27,37 @@ def load_model(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    comm: Communicator | None = None,
+    backend: Backend | None = None,
     on_progress: Progress | None = None,
     options: ReadOptions | None = None,
 ) -> DSparkModel:
-    """Check the checkpoint against its configuration, then load what the model needs.
+    """Check the checkpoint against its configuration, then load what the model needs, or what the rank of `comm` needs.
 
-    Raises CheckpointError that names the file, key or tensors that are wrong, before a weight is read where the headers
-    tell.
+    The whole checkpoint is checked by its headers, whatever the rank; of the weights only the rank's own are read. They
+    reach the device by way of `backend`'s host buffers. Raises CheckpointError that names the file, key or tensors that
+    are wrong, before a weight is read where the headers tell.
     """
     if not checkpoint_dir.is_dir():
         raise CheckpointError(f"no checkpoint folder at {checkpoint_dir}")
+    comm, backend = comm or Communicator(), backend or CpuBackend()
     config = ModelConfig.load(checkpoint_dir)
     headers = read_headers(checkpoint_dir)
+    _check(checkpoint_dir, config, headers)
+    wanted = asked_parts(config, headers, comm.shard)
+    staging = Staging(backend)
+    with CheckpointReader(
+        checkpoint_dir, on_progress, headers=headers, wanted=wanted, options=options
+    ) as reader:
+        model = build_model(config, reader, dtype=dtype, device=device, comm=comm, staging=staging)
+        staging.wait()
+    logger.info(
+        "%s: %.2f GB read at %.0f MB/s", comm.shard, reader.num_wanted_bytes / 1e9, reader.mb_per_s
+    )
+    return model
+
+
+def _check(checkpoint_dir: Path, config: ModelConfig, headers: Headers) -> None:
     report = check_contract(config, headers)
     report.require_met(checkpoint_dir)
     if report.extra:
@@ -44,8 +67,3 @@ def load_model(
             len(report.extra),
             report.extra[0],
         )
-    wanted = [t.name for t in model_tensors(config) if not t.is_optional or t.name in headers]
-    with CheckpointReader(
-        checkpoint_dir, on_progress, headers=headers, wanted=wanted, options=options
-    ) as reader:
-        return build_model(config, reader, dtype=dtype, device=device)

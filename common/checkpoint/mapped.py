@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from common.checkpoint.headers import StoredTensor
+from common.checkpoint.spans import Span
 from common.errors import CheckpointError
 
 TORCH_DTYPES = {
@@ -29,6 +34,7 @@ TORCH_DTYPES = {
 }
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which the mmap module does not name
+_UNKNOWN = (errno.EINVAL, errno.ENOSYS)
 
 
 class MappedFile:
@@ -40,6 +46,7 @@ class MappedFile:
             # Private: torch wants a buffer that may be written, though nobody does.
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._fd = os.dup(file.fileno())
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def close(self) -> None:
         """Give the descriptor back; the mapping goes with its last view."""
@@ -61,29 +68,46 @@ class MappedFile:
             raw = raw.clone()
         return raw.view(dtype).view(tensor.shape)
 
-    def bytes_of(self, tensor: StoredTensor) -> memoryview:
-        return memoryview(self._map)[tensor.begin : tensor.end]
+    def bytes_of(self, span: Span) -> memoryview:
+        return memoryview(self._map)[span.begin : span.end]
 
-    def expect(self, begin: int, end: int) -> None:
-        """Let the system start reading a range that will be wanted soon; where it cannot, nothing is lost."""
+    def expect(self, span: Span) -> None:
+        """Let the system start reading what will be wanted soon; where it cannot, nothing is lost."""
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
-                os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(
+                    self._fd, span.begin, span.end - span.begin, os.POSIX_FADV_WILLNEED
+                )
 
-    def fetch(self, begin: int, end: int) -> None:
-        """Wait until a range is in memory, where the system can say so; else its first use waits."""
-        self._advise(_POPULATE_READ, begin - begin % mmap.PAGESIZE, end)
+    def fetch(self, span: Span) -> None:
+        """Wait until a span is in memory, where the system can say so; else its first use waits."""
+        self._advise(_POPULATE_READ, span.begin - span.begin % mmap.PAGESIZE, span.end)
 
-    def drop(self, begin: int, end: int) -> None:
-        """Let a range go from this process's memory; the system may keep it cached."""
-        first, last = -(-begin // mmap.PAGESIZE), end // mmap.PAGESIZE
+    def drop(self, span: Span) -> None:
+        """Let a span go from this process's memory; the system may keep it cached."""
+        first, last = -(-span.begin // mmap.PAGESIZE), span.end // mmap.PAGESIZE
         if last > first and hasattr(mmap, "MADV_DONTNEED"):
             self._advise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, last * mmap.PAGESIZE)
 
     def _advise(self, advice: int, begin: int, end: int) -> None:
-        try:
-            self._map.madvise(advice, begin, end - begin)
-        except OSError as error:
-            # An older kernel does not know the advice; anything else is a file that cannot be read.
-            if advice == _POPULATE_READ and error.errno not in (22, 38):
-                raise CheckpointError(f"cannot read {self._path}: {error}") from error
+        if _madvise is None:
+            return
+        # Not the mmap module's own call: that one keeps all other threads from running while storage is waited for.
+        if _madvise(self._address + begin, end - begin, advice) == 0:
+            return
+        number = ctypes.get_errno()
+        # An older kernel does not know the advice; anything else is a file that cannot be read.
+        if advice == _POPULATE_READ and number not in _UNKNOWN:
+            raise CheckpointError(f"cannot read {self._path}: {os.strerror(number)}")
+
+
+def _system_madvise() -> Callable[[int, int, int], int] | None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    function.restype = ctypes.c_int
+    return cast(Callable[[int, int, int], int], function)
+
+
+_madvise = _system_madvise()

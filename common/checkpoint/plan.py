@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.checkpoint.contract import wanted_parts
 from common.checkpoint.formats import CheckpointFormat
 from common.checkpoint.headers import ITEM_BYTES, Headers
-from common.checkpoint.tensors import ModelTensor, Sharing, model_tensors
+from common.checkpoint.model_tensor import ModelTensor, Sharing
+from common.checkpoint.tensors import model_tensors
 from common.errors import ConfigError
 from common.kv_cache.layout import PAGE_TOKENS, Region, Retention, num_pages_for
 from common.model.cache_layout import cache_layout
 from common.model.config import ModelConfig
+from common.model.divisible import divisible
+from common.parallel.mesh import MeshShape
 
 
 class CacheFormat(enum.Enum):
@@ -36,51 +39,10 @@ class WeightsHeld(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeshShape:
-    """Numbers of a mesh. Every rank belongs to one data parallel group and one place of its tensor parallel group."""
-
-    dp: int = 1
-    tp: int = 1
-    ep: int = 1
-
-    def require_divides(self, config: ModelConfig) -> None:
-        """Raise ConfigError that names the numbers that do not go together."""
-        if min(self.dp, self.tp, self.ep) < 1:
-            raise ConfigError(f"dp {self.dp}, tp {self.tp} and ep {self.ep} must be at least 1")
-        if self.ep not in (1, self.num_ranks):
-            raise ConfigError(
-                f"ep is {self.ep}; give 1 or all {self.num_ranks} ranks of dp {self.dp} x tp {self.tp}"
-            )
-        for name, value, parts_name, num_parts in (
-            ("o_groups", config.o_groups, "tp", self.tp),
-            ("vocab_size", config.vocab_size, "tp", self.tp),
-            ("n_routed_experts", config.n_routed_experts, "ep", self.ep),
-        ):
-            if value % num_parts:
-                raise ConfigError(
-                    f"{name} ({value}) is not divisible by {parts_name} ({num_parts})"
-                )
-
-    @property
-    def num_ranks(self) -> int:
-        return self.dp * self.tp
-
-    def num_parts(self, sharing: Sharing) -> int:
-        """Over how many ranks a tensor is spread."""
-        match sharing:
-            case Sharing.REPLICATED:
-                return 1
-            case Sharing.EXPERTS:
-                return self.ep
-            case _:
-                return self.tp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """What is asked."""
 
-    mesh: MeshShape = MeshShape()
+    mesh: MeshShape = field(default_factory=MeshShape)
     device_bytes: int
     utilization: float = 0.9
     """Share of the device's memory that may be used; the rest is for activations and the driver."""
@@ -136,7 +98,7 @@ def make_plan(
 ) -> MemoryPlan:
     """Work out a rank's memory. Raises ConfigError when the mesh or the context does not go with the model."""
     mesh = request.mesh
-    mesh.require_divides(config)
+    divisible(config).require_divided_by(mesh)
     context = request.context_length or config.max_position_embeddings
     if context > config.max_position_embeddings:
         raise ConfigError(
@@ -147,7 +109,7 @@ def make_plan(
         if tensor.is_optional and tensor.name not in headers:
             continue
         size = _held_bytes(tensor, headers, checkpoint_format, request.weights)
-        size = -(-size // mesh.num_parts(tensor.sharing))
+        size = _part_bytes(tensor, size, mesh)
         weight_bytes += size
         expert_bytes += size if tensor.sharing is Sharing.EXPERTS else 0
         drafter_weight_bytes += size if tensor.name.startswith("mtp.") else 0
@@ -182,6 +144,20 @@ def make_plan(
         batch_context=context,
         largest_batch=max(0, free // one) * mesh.dp,
     )
+
+
+def _part_bytes(tensor: ModelTensor, num_bytes: int, mesh: MeshShape) -> int:
+    """The first rank's part of a tensor, which is never smaller than another's."""
+    match tensor.sharing:
+        case Sharing.REPLICATED:
+            return num_bytes
+        case Sharing.EXPERTS:
+            return num_bytes // (mesh.tp if mesh.ep == 1 else mesh.ep)
+        case Sharing.VOCABULARY:
+            rows = tensor.shape[0]
+            return -(-rows // mesh.tp) * (num_bytes // rows)
+        case _:
+            return num_bytes // mesh.tp
 
 
 def row_bytes(region: Region, config: ModelConfig, cache: CacheFormat) -> int:

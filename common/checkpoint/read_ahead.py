@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from common.checkpoint.mapped import MappedFile
+from common.checkpoint.spans import Span
 
 NUM_THREADS = 4
 WINDOW_BYTES = 2 << 30
@@ -19,8 +20,7 @@ class Range:
     """Bytes of a file."""
 
     file: MappedFile
-    begin: int
-    end: int
+    span: Span
 
 
 class ReadAhead:
@@ -28,7 +28,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        ranges: Sequence[Range],
+        ranges: Iterable[Range],
         *,
         window_bytes: int = WINDOW_BYTES,
         num_threads: int = NUM_THREADS,
@@ -57,7 +57,7 @@ class ReadAhead:
 
     def _run(self) -> None:
         while (wanted := self._next()) is not None:
-            wanted.file.expect(wanted.begin, wanted.end)
+            wanted.file.expect(wanted.span)
 
     def _next(self) -> Range | None:
         with self._room:
@@ -65,5 +65,5 @@ class ReadAhead:
                 self._room.wait(timeout=1.0)
             wanted = None if self._is_closed else next(self._ranges, None)
             if wanted is not None:
-                self._ahead_bytes += wanted.end - wanted.begin
+                self._ahead_bytes += wanted.span.num_bytes
             return wanted

@@ -1,11 +1,10 @@
-"""The tensors of a checkpoint by official name, as values: mapped, read when asked for, dequantised one at a time.
+"""The tensors of a checkpoint by official name, as values: mapped, read when asked for, dequantised a piece at a time.
 
 Knows files, storages and digests; nothing of the model but names.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,21 +13,24 @@ from types import TracebackType
 import torch
 
 from common.checkpoint.dequantize import dequantize_fp4, dequantize_fp8, dequantize_int8
-from common.checkpoint.digests import digest, load_digests
-from common.checkpoint.formats import stored_as
+from common.checkpoint.digests import RunningDigest, load_digests
 from common.checkpoint.headers import Headers, StoredTensor, read_headers
 from common.checkpoint.mapped import MappedFile
 from common.checkpoint.meter import LoadMeter
 from common.checkpoint.read_ahead import Range, ReadAhead
-from common.checkpoint.storage import Storage, companions
-from common.checkpoint.tensors import CONFIDENCE_HEAD, CONFIDENCE_HEAD_ALIAS
+from common.checkpoint.sanity import require_sane
+from common.checkpoint.scales import ScalePart
+from common.checkpoint.spans import Span, Window, spans
+from common.checkpoint.storage import Storage
+from common.checkpoint.stored_parts import StoredParts
 from common.errors import CheckpointError
+from common.model.weights import TensorPart
 
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
 
-LARGEST_SCALE = 2.0**20
-"""No published weight comes near it; what is above is a damaged scale."""
+PIECE_VALUES = 16 << 20
+"""Values that are read and dequantised at once; an expert is less. As float32 they are 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,8 @@ class ReadOptions:
 class CheckpointReader(Mapping[str, torch.Tensor]):
     """Values by official name; quantised matrices come as float32, others as they are stored. A context manager.
 
-    What is handed out may be a view on the mapped file: it is good until the next tensor is asked for, and costs nothing
-    more after it. Scales and other companions of a matrix are not tensors of their own here.
+    What is handed out may be a view on the mapped file: it is good until the next tensor or piece is asked for, and costs
+    nothing more after it. Scales and other companions of a matrix are not tensors of their own here.
     """
 
     def __init__(
@@ -54,29 +56,36 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         on_progress: Progress | None = None,
         *,
         headers: Headers | None = None,
-        wanted: Iterable[str] | None = None,
+        wanted: Iterable[TensorPart] | None = None,
         options: ReadOptions | None = None,
+        piece_values: int = PIECE_VALUES,
     ) -> None:
-        """`headers` are the checkpoint's when they are known already; `wanted` names what will be read, in its order."""
+        """`headers` are the checkpoint's when they are known already; `wanted` is what will be read, in its order."""
         options = options or ReadOptions()
-        self._headers = read_headers(checkpoint_dir) if headers is None else headers
+        self._parts = StoredParts(read_headers(checkpoint_dir) if headers is None else headers)
         self._on_progress = on_progress
-        self._names = _official_names(self._headers)
-        self._wanted = list(self._names) if wanted is None else list(wanted)
+        self._piece_values = piece_values
+        self._wanted = (
+            [TensorPart(n) for n in self._parts.names] if wanted is None else list(wanted)
+        )
         self._digests = load_digests(checkpoint_dir) if options.verify_digests else {}
         self._meter = LoadMeter(checkpoint_dir, slow_mb_per_s=options.slow_mb_per_s)
         self._files: dict[Path, MappedFile] = {}
         self._ahead: ReadAhead | None = None
-        self._last: list[StoredTensor] = []
+        self._last: list[tuple[MappedFile, Span]] = []
+        """What was handed out last."""
         self._num_done = 0
-        self._num_bytes = sum(t.num_bytes for name in self._wanted for t in self._stored(name))
+        self.num_wanted_bytes = sum(map(self._parts.num_bytes, self._wanted))
 
     def __enter__(self) -> CheckpointReader:
-        for tensor in self._headers.values():
-            if tensor.path not in self._files:
-                self._files[tensor.path] = MappedFile(tensor.path)
-        stored = (tensor for name in self._wanted for tensor in self._stored(name))
-        self._ahead = ReadAhead([Range(self._files[t.path], t.begin, t.end) for t in stored])
+        stored = (tensor for part in self._wanted for tensor in self._parts.tensors(part.name))
+        for path in {tensor.path for tensor in stored}:
+            self._file(path)
+        self._ahead = ReadAhead(
+            Range(self._files[path], span)
+            for part in self._wanted
+            for path, span in self._parts.spans(part)
+        )
         return self
 
     def __exit__(
@@ -92,125 +101,125 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
             file.close()
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._read(name, None, None)
+        """All values of a tensor at once."""
+        pieces = list(self._pieces(TensorPart(name), largest=None))
+        return pieces[0]
 
-    def part(self, name: str, rows: slice | None, columns: slice | None) -> torch.Tensor:
-        """Some rows and columns of a matrix; only the pages that hold them are read. Digests are not looked at."""
-        return self._read(name, rows, columns)
+    def pieces(self, part: TensorPart) -> Iterator[torch.Tensor]:
+        """Runs of a part's rows, in order. Only pages that hold them are read; digests are looked at for whole tensors."""
+        return self._pieces(part, largest=self._piece_values)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the values, without reading them."""
-        stored = self._headers[self._names[name]]
-        if stored_as(self._headers, stored.name) is Storage.FP4:
-            return stored.shape[0], stored.shape[1] * 2
-        return stored.shape
+        return self._parts.shape(name)
+
+    @property
+    def mb_per_s(self) -> float:
+        """10^6 bytes per second of what was read so far, dequantisation included."""
+        return self._meter.mb_per_s
+
+    def __contains__(self, name: object) -> bool:
+        # A mapping's own way would read the tensor.
+        return name in self._parts.names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._parts.names)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._parts.names)
 
-    def _read(self, name: str, rows: slice | None, columns: slice | None) -> torch.Tensor:
-        stored = self._stored(name)
+    def _pieces(self, part: TensorPart, *, largest: int | None) -> Iterator[torch.Tensor]:
+        matrix, *scales = self._parts.tensors(part.name)
+        window = self._parts.window(part)
+        digest = RunningDigest() if part.is_whole and matrix.name in self._digests else None
         self._drop_last()
-        self._last = stored
-        is_whole = rows is None and columns is None
-        for tensor in stored if is_whole else stored[1:]:
-            self._fetch(tensor)
-        value = self._value(self._names[name], stored, rows, columns)
-        num_bytes = sum(tensor.num_bytes for tensor in stored)
-        share = value.numel() / max(1, math.prod(self.shape(name)))
-        self._meter.add(int(num_bytes * share))
-        if self._ahead is not None:
-            self._ahead.used(num_bytes)
-        self._num_done += num_bytes
-        if self._on_progress is not None:
-            self._on_progress(self._num_done, self._num_bytes)
+        scale_values = [self._scale(matrix, scale, part) for scale in scales]
+        origin = self._parts.scale_part(matrix, scales[0], window) if scales else None
+        for run in window.runs(largest or max(1, window.num_values)):
+            file = self._file(matrix.path)
+            read = list(spans(matrix, run, self._parts.values_per_item(matrix)))
+            self._fetch(file, read)
+            self._last += [(file, span) for span in read]
+            if digest is not None:
+                digest.add(file.bytes_of(read[0]))
+            value = self._value(matrix, scale_values, run, origin)
+            self._count(sum(span.num_bytes for span in read))
+            yield value
+            del value
+            self._drop_last()
+        if digest is not None:
+            self._require_digest(matrix, digest)
+
+    def _scale(self, matrix: StoredTensor, tensor: StoredTensor, part: TensorPart) -> torch.Tensor:
+        """A copy of its own: it is needed for as long as its matrix is read."""
+        file = self._file(tensor.path)
+        window = self._parts.scale_part(matrix, tensor, self._parts.window(part)).window
+        read = list(spans(tensor, window))
+        self._fetch(file, read)
+        if part.is_whole and tensor.name in self._digests:
+            digest = RunningDigest()
+            digest.add(file.bytes_of(read[0]))
+            self._require_digest(tensor, digest)
+        value = file.view(tensor)[window.first_row : window.end_row]
+        if not window.has_whole_rows:
+            value = value[:, window.first_column : window.end_column]
+        value = value.clone()
+        for span in read:
+            file.drop(span)
+        require_sane(tensor, value)
+        self._count(sum(span.num_bytes for span in read), is_part=True)
         return value
 
     def _value(
-        self, name: str, stored: list[StoredTensor], rows: slice | None, columns: slice | None
+        self,
+        matrix: StoredTensor,
+        scales: list[torch.Tensor],
+        run: Window,
+        origin: ScalePart | None,
     ) -> torch.Tensor:
-        codes, *scales = (self._files[tensor.path].view(tensor) for tensor in stored)
-        storage = stored_as(self._headers, name)
-        if storage is Storage.PLAIN:
-            codes = codes[rows] if rows is not None else codes
-            return codes[:, columns] if columns is not None else codes
-        for tensor, scale in zip(stored[1:], scales, strict=True):
-            _require_sane(tensor, scale)
-        matrix_columns = codes.shape[1] * (2 if storage is Storage.FP4 else 1)
-        first_row, end_row, _ = (rows or slice(None)).indices(codes.shape[0])
-        first_column, end_column, _ = (columns or slice(None)).indices(matrix_columns)
-        per_code = 2 if storage is Storage.FP4 else 1
-        codes = codes[first_row:end_row, first_column // per_code : end_column // per_code]
-        match storage:
+        codes = self._file(matrix.path).view(matrix)[run.first_row : run.end_row]
+        if not run.has_whole_rows:
+            per_code = self._parts.values_per_item(matrix)
+            codes = codes[:, run.first_column // per_code : run.end_column // per_code]
+        if origin is None:
+            return codes
+        # Where the codes are, seen from where the scales begin.
+        row, column = run.first_row - origin.first_row, run.first_column - origin.first_column
+        match self._parts.storage(matrix):
             case Storage.FP8:
-                return dequantize_fp8(codes, scales[0], first_row, first_column)
+                return dequantize_fp8(codes, scales[0], row, column)
             case Storage.FP4:
-                return dequantize_fp4(codes, scales[0], first_row, first_column)
-            case Storage.INT8:
-                return dequantize_int8(codes, scales[0], None, first_row)
+                return dequantize_fp4(codes, scales[0], row, column)
             case Storage.INT8_OFFSET:
-                return dequantize_int8(codes, scales[0], scales[1], first_row)
+                return dequantize_int8(codes, scales[0], scales[1], row)
+            case _:
+                return dequantize_int8(codes, scales[0], None, row)
 
-    def _stored(self, name: str) -> list[StoredTensor]:
-        """The matrix and its scales."""
-        own_name = self._names[name]
-        matrix = self._headers[own_name]
-        if stored_as(self._headers, own_name) is Storage.PLAIN:
-            return [matrix]
-        others = [self._headers[n] for n in companions(own_name) if n in self._headers]
-        if not others:
-            scale = companions(own_name)[0]
-            raise CheckpointError(
-                f"the checkpoint lacks tensor {scale}", metadata={"tensor": scale}
-            )
-        return [matrix, *others]
-
-    def _fetch(self, tensor: StoredTensor) -> None:
-        file = self._files[tensor.path]
+    def _fetch(self, file: MappedFile, read: list[Span]) -> None:
         with self._meter:
-            file.fetch(tensor.begin, tensor.end)
-        expected = self._digests.get(tensor.name)
-        if expected is not None and digest(file.bytes_of(tensor)) != expected:
+            for span in read:
+                file.fetch(span)
+
+    def _file(self, path: Path) -> MappedFile:
+        return self._files.get(path) or self._files.setdefault(path, MappedFile(path))
+
+    def _count(self, num_bytes: int, *, is_part: bool = False) -> None:
+        """Something was read; where it is only a part of what makes a piece, nobody is told yet."""
+        self._meter.add(num_bytes)
+        if self._ahead is not None:
+            self._ahead.used(num_bytes)
+        self._num_done += num_bytes
+        if self._on_progress is not None and not is_part:
+            self._on_progress(self._num_done, self.num_wanted_bytes)
+
+    def _require_digest(self, tensor: StoredTensor, found: RunningDigest) -> None:
+        if found.hexdigest() != self._digests[tensor.name]:
             raise CheckpointError(
                 f"tensor {tensor.name} in {tensor.path} is damaged: its bytes do not match the checkpoint's digest",
                 metadata={"tensor": tensor.name},
             )
 
     def _drop_last(self) -> None:
-        for tensor in self._last:
-            self._files[tensor.path].drop(tensor.begin, tensor.end)
+        for file, span in self._last:
+            file.drop(span)
         self._last = []
-
-
-def _official_names(headers: Headers) -> dict[str, str]:
-    """Official name to the stored one; scales are left out."""
-    scales = {
-        companion for name in headers if name.endswith("weight") for companion in companions(name)
-    }
-    names = {}
-    for name in headers:
-        if name in scales:
-            continue
-        official = name
-        if name.endswith(CONFIDENCE_HEAD_ALIAS):
-            official = name.removesuffix(CONFIDENCE_HEAD_ALIAS) + CONFIDENCE_HEAD
-        names[official] = name
-    return names
-
-
-def _require_sane(tensor: StoredTensor, scale: torch.Tensor) -> None:
-    """Refuse scales that no quantiser writes. A smaller error looks like any other scale: see `digests`."""
-    values = scale.float()
-    if tensor.name.endswith("offset"):
-        is_sane = bool(values.isfinite().all())
-    else:
-        # NaN fails both comparisons.
-        is_sane = bool(((values >= 0) & (values <= LARGEST_SCALE)).all())
-    if not is_sane:
-        raise CheckpointError(
-            f"tensor {tensor.name} has scales that are not numbers or beyond {LARGEST_SCALE:.0f}; the file is damaged",
-            metadata={"tensor": tensor.name},
-        )

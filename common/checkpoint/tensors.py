@@ -5,54 +5,11 @@ Knows the official names and no file; the order is about the one in which a mode
 
 from __future__ import annotations
 
-import enum
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from common.checkpoint.model_tensor import Linear, ModelTensor, Sharing
 from common.model.config import ModelConfig
-
-
-class Linear(enum.Enum):
-    """Matrices that formats quantise, by how formats tell them apart."""
-
-    LATENT = "wq_a, wkv"
-    HEADS = "wq_b, wo_b"
-    GROUPED_OUTPUT = "wo_a"
-    INDEX_QUERY = "indexer.wq_b"
-    MAIN_PROJ = "main_proj"
-    SHARED_EXPERT = "shared experts"
-    ROUTED_EXPERT = "routed experts"
-
-
-class Sharing(enum.Enum):
-    """How the ranks of a mesh share a tensor."""
-
-    REPLICATED = "replicated"
-    OUTPUT_GROUPS = "output groups over tensor parallel ranks"
-    VOCABULARY = "vocabulary over tensor parallel ranks"
-    EXPERTS = "experts over expert parallel ranks"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelTensor:
-    """One tensor as the model knows it, whatever it is stored as."""
-
-    name: str
-    shape: tuple[int, ...]
-    group: str
-    """What it is counted with in reports."""
-    dtype: str = "BF16"
-    """Its type in official checkpoints where it is not quantised."""
-    is_float32: bool = False
-    """Computed with in float32 whatever the engine's type is."""
-    linear: Linear | None = None
-    sharing: Sharing = Sharing.REPLICATED
-    is_optional: bool = False
-
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.shape)
 
 
 def model_tensors(config: ModelConfig) -> Iterator[ModelTensor]:
@@ -121,12 +78,14 @@ def _drafter(config: ModelConfig) -> Iterator[ModelTensor]:
     yield ModelTensor(name="mtp.0.main_norm.weight", shape=(hidden,), group=group)
     yield ModelTensor(name=f"{last}.norm.weight", shape=(hidden,), group=group)
     yield from _hyper_head(f"{last}.", config, group)
-    for name, shape in (
-        ("markov_head.markov_w1.weight", (vocab, rank)),
-        ("markov_head.markov_w2.weight", (vocab, rank)),
-        (CONFIDENCE_HEAD, (1, hidden + rank)),
+    for name, shape, sharing in (
+        ("markov_head.markov_w1.weight", (vocab, rank), Sharing.REPLICATED),
+        ("markov_head.markov_w2.weight", (vocab, rank), Sharing.VOCABULARY),
+        (CONFIDENCE_HEAD, (1, hidden + rank), Sharing.REPLICATED),
     ):
-        yield ModelTensor(name=f"{last}.{name}", shape=shape, group=group, is_float32=True)
+        yield ModelTensor(
+            name=f"{last}.{name}", shape=shape, group=group, is_float32=True, sharing=sharing
+        )
     # Checkpoints whose hidden states were rotated before quantisation bring the drafter's own pair.
     yield ModelTensor(
         name="mtp.0.embed.weight", shape=(vocab, hidden), group=group, is_optional=True
@@ -164,7 +123,7 @@ def _attention(prefix: str, config: ModelConfig) -> Iterator[ModelTensor]:
     for name, shape, linear, sharing in (
         ("wq_a", (q_rank, hidden), Linear.LATENT, Sharing.REPLICATED),
         ("q_norm", (q_rank,), None, Sharing.REPLICATED),
-        ("wq_b", (heads * d, q_rank), Linear.HEADS, Sharing.REPLICATED),
+        ("wq_b", (heads * d, q_rank), Linear.HEADS, Sharing.HEADS),
         ("wkv", (d, hidden), Linear.LATENT, Sharing.REPLICATED),
         ("kv_norm", (d,), None, Sharing.REPLICATED),
         ("wo_a", (groups * rank, heads * d // groups), Linear.GROUPED_OUTPUT, split),
@@ -177,7 +136,8 @@ def _attention(prefix: str, config: ModelConfig) -> Iterator[ModelTensor]:
             linear=linear,
             sharing=sharing,
         )
-    yield _float32(f"{prefix}.attn.attn_sink", (heads,), prefix)
+    sink = _float32(f"{prefix}.attn.attn_sink", (heads,), prefix)
+    yield replace(sink, sharing=Sharing.HEADS)
 
 
 def _compression(prefix: str, config: ModelConfig, ratio: int) -> Iterator[ModelTensor]:
@@ -237,6 +197,7 @@ def _feed_forward(prefix: str, config: ModelConfig, is_hash: bool) -> Iterator[M
             shape=shape,
             group=prefix,
             linear=Linear.SHARED_EXPERT,
+            sharing=Sharing.SHARED_WIDTH,
         )
     group, shapes = f"{prefix} experts", _expert_shapes(hidden, width)
     for e in range(experts):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
+from common.engine.advance import advance_chunk, advance_round
 from common.engine.clock import PhaseClock
 from common.engine.config import EngineConfig
-from common.engine.outputs import RequestOutput
-from common.engine.request import Request, RoundResult, StepReport
-from common.engine.runner import Runner
-from common.engine.scheduler import ScheduledRequest, Scheduler
+from common.engine.ranks import Ranks
+from common.engine.request import OnComputed, Request, StepReport
+from common.engine.scheduler import Scheduler
 from common.kv_cache.pool import CachePool
 from common.types import RequestId
 
@@ -20,97 +20,88 @@ class Engine:
     A request is scheduled from `add` to `remove`; its slot and pages stay its adder's, who may free them after `remove`.
     """
 
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+    def __init__(self, ranks: Ranks, config: EngineConfig) -> None:
         self.config = config
-        self._runner = runner
-        self._scheduler = Scheduler(config)
+        self._ranks = ranks
+        self._schedulers = [Scheduler(config) for _ in range(ranks.num_groups)]
 
     @property
     def pool(self) -> CachePool:
-        return self._runner.pool
+        return self._ranks.pool
+
+    @property
+    def num_groups(self) -> int:
+        """Data parallel groups; pages and slots are theirs in equal, consecutive parts."""
+        return len(self._schedulers)
 
     @property
     def num_requests(self) -> int:
-        return len(self._scheduler)
+        return sum(len(scheduler) for scheduler in self._schedulers)
 
     @property
     def has_work(self) -> bool:
         """True when a step would move some request."""
-        return self._scheduler.has_work
+        return any(scheduler.has_work for scheduler in self._schedulers)
 
     def add(self, request: Request) -> None:
         """Schedule a request from its `num_computed` on: a prompt, or state that was handed over."""
         request.timings.added = time.monotonic()
-        self._scheduler.add(request)
+        self._schedulers[request.group].add(request)
+        self._ranks.add(request)
 
     def remove(self, request_id: RequestId) -> Request | None:
         """Stop scheduling a request and give it back; None when it is not here."""
-        return self._scheduler.remove(request_id)
+        for scheduler in self._schedulers:
+            request = scheduler.remove(request_id)
+            if request is not None:
+                self._ranks.remove(request_id)
+                return request
+        return None
 
     def commit(self, request_id: RequestId, round_number: int) -> None:
         """The router has taken rounds up to `round_number`; unknown requests and older rounds are ignored."""
-        request = self._scheduler.get(request_id)
-        if request is not None:
-            request.acknowledged_round = max(request.acknowledged_round, round_number)
+        for scheduler in self._schedulers:
+            request = scheduler.get(request_id)
+            if request is not None:
+                request.acknowledged_round = max(request.acknowledged_round, round_number)
 
-    def step(self) -> StepReport:
-        """Schedule, run, and move every scheduled request forward."""
+    def step(self, on_computed: OnComputed | None = None) -> StepReport:
+        """Schedule, run, and move every scheduled request forward.
+
+        One rank tells `on_computed` what is written before tokens are sampled: that much sooner it can be handed over.
+        """
         clock = PhaseClock()
         begin = time.monotonic()
         with clock.phase("schedule"):
-            step = self._scheduler.schedule()
-            for scheduled in step:
+            steps = [scheduler.schedule() for scheduler in self._schedulers]
+            for scheduled in (each for step in steps for each in step):
                 timings = scheduled.request.timings
                 timings.first_scheduled = timings.first_scheduled or begin
-        outputs = self._runner.run(step, clock)
+            num_prompt_tokens = sum(
+                each.num_tokens for step in steps for each in step if each.request.computes_prompt
+            )
+        outputs = self._ranks.run(steps, clock, on_computed)
         with clock.phase("commit"):
-            rounds = [
-                _advance(scheduled, output)
-                for scheduled, output in zip(step, outputs, strict=True)
-                if output is not None
-            ]
-            progressed = [
-                _advance_chunk(scheduled)
-                for scheduled, output in zip(step, outputs, strict=True)
-                if output is None
-            ]
+            rounds, progressed = [], []
+            for step, outcome in zip(steps, outputs, strict=True):
+                for scheduled, output in zip(step, outcome, strict=True):
+                    if output is None:
+                        progressed.append(advance_chunk(scheduled))
+                    else:
+                        rounds.append(advance_round(scheduled, output))
         return StepReport(
             rounds=tuple(rounds),
             progressed=tuple(progressed),
-            num_rows=sum(scheduled.num_rows for scheduled in step),
+            num_prompt_tokens=num_prompt_tokens,
+            num_rows=sum(scheduled.num_rows for step in steps for scheduled in step),
             seconds=time.monotonic() - begin,
             phase_seconds=clock.seconds,
         )
 
+    def keep_alive(self) -> None:
+        """Called now and then while there is no work."""
+        self._ranks.keep_alive()
 
-def _advance_chunk(scheduled: ScheduledRequest) -> Request:
-    scheduled.request.num_computed += scheduled.num_tokens
-    return scheduled.request
-
-
-def _advance(scheduled: ScheduledRequest, output: RequestOutput) -> RoundResult:
-    """Rejected drafts are dropped by not counting them: position is the only address, so nothing is undone."""
-    request = scheduled.request
-    base = len(request.tokens)
-    looked_at = request.draft.proposal.confidences[: scheduled.num_draft] if request.draft else ()
-    request.num_computed += scheduled.num_tokens + output.num_accepted
-    request.tokens += output.token_ids
-    request.draft = output.draft
-    request.round += 1
-    request.timings.first_token = request.timings.first_token or time.monotonic()
-    assert request.num_computed == len(request.tokens) - 1, (
-        f"{request.num_computed=} {len(request.tokens)=}"
-    )
-    assert request.room >= 0, (
-        f"{request.request_id} grew to {len(request.tokens)} of {request.max_length}"
-    )
-    return RoundResult(
-        request=request,
-        round=request.round,
-        base=base,
-        token_ids=output.token_ids,
-        num_draft=scheduled.num_draft,
-        num_accepted=output.num_accepted,
-        confidences=looked_at,
-        logprobs=output.logprobs,
-    )
+    def close(self) -> None:
+        """Let all ranks go; the engine is of no use afterwards."""
+        self._ranks.close()

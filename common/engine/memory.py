@@ -12,42 +12,94 @@ from common.kv_cache.layout import num_pages_for
 
 
 class Memory:
-    """All pages and slots of a worker."""
+    """All pages and slots of a worker.
 
-    def __init__(self, *, num_pages: int, num_slots: int) -> None:
-        self.pages = PageAllocator(num_pages)
-        self.slots = SlotAllocator(num_slots)
+    A worker with several data parallel groups has them in equal, consecutive parts, one for each group; a request lives
+    in one part.
+    """
+
+    def __init__(self, *, num_pages: int, num_slots: int, num_groups: int = 1) -> None:
+        assert num_pages % num_groups == num_slots % num_groups == 0
+        self.num_pages = num_pages
+        self.num_slots = num_slots
+        self._groups = [
+            _Group(
+                index=index,
+                pages=PageAllocator(num_pages // num_groups),
+                slots=SlotAllocator(num_slots // num_groups),
+            )
+            for index in range(num_groups)
+        ]
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that nobody holds and nobody has credit for."""
+        return sum(group.pages.num_free for group in self._groups)
+
+    @property
+    def num_free_slots(self) -> int:
+        return sum(group.slots.num_free for group in self._groups)
+
+    @property
+    def max_request_pages(self) -> int:
+        """Pages of the largest request that fits an empty worker."""
+        return self._groups[0].pages.num_pages
 
     def reserve(self, max_length: int) -> RequestMemory:
         """Set aside room for a request of `max_length` tokens. Raises CapacityExhausted; nothing is held then."""
-        credit = self.pages.credit(num_pages_for(max_length))
+        num_pages = num_pages_for(max_length)
+        # Of those that fit, the one with the fewest requests; where none fits, any may say so.
+        group = max(self._groups, key=lambda group: group.preference(num_pages))
+        credit = group.pages.credit(num_pages)
         try:
-            slot = self.slots.take()
+            slot = group.slots.take()
         except CapacityExhausted:
             credit.close()
             raise
-        return RequestMemory(self, slot, credit)
+        return RequestMemory(group, slot, credit)
 
     def check_integrity(self) -> None:
-        self.pages.check_integrity()
+        for group in self._groups:
+            group.pages.check_integrity()
+
+
+class _Group:
+    """One data parallel group's part."""
+
+    def __init__(self, *, index: int, pages: PageAllocator, slots: SlotAllocator) -> None:
+        self.index = index
+        self.pages = pages
+        self.slots = slots
+        self.first_page = index * pages.num_pages
+        self.first_slot = index * slots.num_slots
+
+    def preference(self, num_pages: int) -> tuple[bool, int, int]:
+        """The larger, the better it takes a request of this many pages."""
+        slots, pages = self.slots.num_free, self.pages.num_free
+        return (slots > 0 and pages >= num_pages, slots, pages)
 
 
 class RequestMemory:
-    """One request's room. `release` gives everything back and may be called once."""
+    """One request's room, named by the worker's pages and slots. `release` gives it back and may be called once."""
 
-    def __init__(self, memory: Memory, slot: int, credit: PageCredit) -> None:
-        self._memory = memory
+    def __init__(self, group: _Group, slot: int, credit: PageCredit) -> None:
+        self._group = group
+        self._slot = slot
         self._credit = credit
-        self.slot = slot
+        self.group = group.index
+        """The data parallel group that the request belongs to."""
+        self.slot = group.first_slot + slot
         self.block_table: list[int] = []
 
     def take_all(self) -> list[int]:
         """Turn the whole credit into pages; returns the block table."""
-        self.block_table += self._credit.take(self._credit.num_left)
+        first = self._group.first_page
+        self.block_table += [first + page for page in self._credit.take(self._credit.num_left)]
         return self.block_table
 
     def release(self) -> None:
+        first = self._group.first_page
         self._credit.close()
-        self._memory.pages.release(self.block_table)
+        self._group.pages.release(page - first for page in self.block_table)
         self.block_table = []
-        self._memory.slots.release(self.slot)
+        self._group.slots.release(self._slot)

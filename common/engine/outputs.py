@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from common.engine.proposals import DraftTensors
 from common.engine.request import Draft
-from common.engine.scheduler import ScheduledRequest
 from common.engine.verify_block import VerifyBlock
-from common.spec_decode.draft_sampling import DraftResult
 from common.spec_decode.verify import VerificationResult
 from common.types import Proposal, TokenLogprob
 
@@ -28,20 +27,11 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTensors:
-    """Next proposals, still on the device."""
+class LogprobTensors:
+    """Log-probabilities of the requests of a verify block that want them, `[r, width]` and `[r, width, top]`."""
 
     members: list[int]
-    """Which requests of the verify block drafted."""
-    by_rejection: list[bool]
-    result: DraftResult
-    confidences: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobTensors:
-    """Log-probabilities of a verify block, `[R, width]` and `[R, width, top]`."""
-
+    """Which requests of the block they are."""
     chosen: torch.Tensor
     top_ids: torch.Tensor
     top: torch.Tensor
@@ -54,15 +44,17 @@ def to_host(
     drafts: DraftTensors | None,
 ) -> list[RequestOutput]:
     token_ids, num_accepted = verified.token_ids.tolist(), verified.num_accepted.tolist()
+    tokens = [tuple(ids[: count + 1]) for ids, count in zip(token_ids, num_accepted, strict=True)]
     next_drafts = dict(_drafts_to_host(drafts)) if drafts is not None else {}
+    next_logprobs = dict(_logprobs_to_host(logprobs, block, tokens)) if logprobs is not None else {}
     return [
         RequestOutput(
-            token_ids=tuple(token_ids[i][: num_accepted[i] + 1]),
+            token_ids=tokens[i],
             num_accepted=num_accepted[i],
-            logprobs=_logprobs_to_host(logprobs, i, token_ids[i][: num_accepted[i] + 1], scheduled),
+            logprobs=next_logprobs.get(i, ()),
             draft=next_drafts.get(i),
         )
-        for i, scheduled in enumerate(block.step)
+        for i in range(len(block.step))
     ]
 
 
@@ -77,18 +69,20 @@ def _drafts_to_host(drafts: DraftTensors) -> Iterator[tuple[int, Draft]]:
 
 
 def _logprobs_to_host(
-    logprobs: LogprobTensors | None, index: int, token_ids: list[int], scheduled: ScheduledRequest
-) -> tuple[TokenLogprob, ...]:
-    num_top = scheduled.request.sampling.logprobs
-    if logprobs is None or num_top is None:
-        return ()
-    chosen = logprobs.chosen[index].tolist()
-    top_ids, top = logprobs.top_ids[index].tolist(), logprobs.top[index].tolist()
-    return tuple(
-        TokenLogprob(
-            token_id=token_id,
-            logprob=chosen[j],
-            top=tuple(zip(top_ids[j][:num_top], top[j][:num_top], strict=True)),
+    logprobs: LogprobTensors, block: VerifyBlock, tokens: list[tuple[int, ...]]
+) -> Iterator[tuple[int, tuple[TokenLogprob, ...]]]:
+    for j, member in enumerate(logprobs.members):
+        num_top = block.step[member].request.sampling.logprobs
+        chosen = logprobs.chosen[j].tolist()
+        top_ids, top = logprobs.top_ids[j].tolist(), logprobs.top[j].tolist()
+        yield (
+            member,
+            tuple(
+                TokenLogprob(
+                    token_id=token_id,
+                    logprob=chosen[k],
+                    top=tuple(zip(top_ids[k][:num_top], top[k][:num_top], strict=True)),
+                )
+                for k, token_id in enumerate(tokens[member])
+            ),
         )
-        for j, token_id in enumerate(token_ids)
-    )

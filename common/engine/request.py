@@ -7,6 +7,7 @@ is long and by verified blocks after that.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -49,6 +50,8 @@ class Request:
     slot: int
     block_table: list[int]
     """Pages that cover `max_length` positions."""
+    group: int = 0
+    """Data parallel group that holds the slot and the pages."""
     draft: Draft | None = None
     round: int = 0
     """Rounds verified so far."""
@@ -57,10 +60,22 @@ class Request:
     drafter_valid_from: int = 0
     """First position whose drafter row exists; above 0 after a hand-off without drafter rows."""
     timings: RequestTimings = field(default_factory=lambda: RequestTimings())
+    num_adopted: int = field(init=False)
+    """Positions that were computed elsewhere."""
+
+    def __post_init__(self) -> None:
+        self.num_adopted = self.num_computed
 
     @property
     def num_uncomputed(self) -> int:
         return len(self.tokens) - self.num_computed
+
+    @property
+    def computes_prompt(self) -> bool:
+        """Whether what comes next is a prompt, or what was committed since a state was kept, and not a newest token."""
+        return self.round == 0 and (
+            self.num_adopted == 0 or len(self.tokens) > self.num_adopted + 1
+        )
 
     @property
     def room(self) -> int:
@@ -93,6 +108,14 @@ class RoundResult:
     """Of the drafts that were looked at."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token when asked for."""
+    num_offered: int = 0
+    """Drafts that waited to be verified; the schedule may have had room for fewer."""
+    ends_prompt: bool = False
+    """The step computed the end of a prompt: its token is the first one, and no verification's."""
+
+
+OnComputed = Callable[[Request, int], None]
+"""Told that the rows of a request's first so many positions are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +125,8 @@ class StepReport:
     rounds: tuple[RoundResult, ...]
     progressed: tuple[Request, ...]
     """Requests whose `num_computed` moved without a new token: prompt chunks."""
+    num_prompt_tokens: int = 0
+    """Of the rows, those that computed prompts."""
     num_rows: int
     seconds: float
     phase_seconds: dict[str, float]

@@ -1,32 +1,46 @@
-"""Runs one step: target forward, verification, drafter. Knows tensors and the model; decides nothing.
+"""Runs one data parallel group's part of a step: target forward, verification, drafter. Knows tensors; decides nothing.
 
 Everything between the forward and the last line stays on the device; the step's only wait for it is the copy of the
-accepted tokens at the end.
+accepted tokens at the end, and one behind the forward where somebody asks when the rows are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from common.engine.clock import PhaseClock
-from common.engine.outputs import DraftTensors, LogprobTensors, RequestOutput, to_host
-from common.engine.request import Role
+from common.engine.outputs import LogprobTensors, RequestOutput, to_host
+from common.engine.proposals import DraftTensors, Proposer
+from common.engine.request import OnComputed, Request
 from common.engine.scheduler import ScheduledRequest
-from common.engine.verify_block import VerifyBlock, uses_rejection
+from common.engine.verify_block import VerifyBlock
 from common.kv_cache.layout import Retention
 from common.kv_cache.pool import CachePool
 from common.model.dspark import DSparkModel
 from common.model.plan import PlanSpec, RowRun, StepPlan, build_plan
 from common.sampling.logprobs import token_logprobs
-from common.sampling.params import SamplingRows
-from common.spec_decode.confidence import calibrate
-from common.spec_decode.draft_sampling import markov_draft
 from common.spec_decode.verify import VerificationResult
 
-DRAFTER_WARMUP_ROWS = 32
-"""Own rows that a drafter window needs before drafting resumes when a hand-off came without drafter state."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """Rows that each data parallel group brings to the two passes of a step; experts are shared by all of them."""
+
+    target: tuple[int, ...]
+    drafts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[Sequence[ScheduledRequest]], draft_length: int) -> StepRows:
+        """The rows of a step, which has a part for each group."""
+        return cls(
+            target=tuple(sum(scheduled.num_rows for scheduled in step) for step in steps),
+            drafts=tuple(
+                draft_length * sum(scheduled.may_draft for scheduled in step) for step in steps
+            ),
+        )
 
 
 class Runner:
@@ -42,13 +56,12 @@ class Runner:
     ) -> None:
         self.model = model
         self.pool = pool
-        self._draft_length = draft_length if model.drafter is not None else 0
-        self._confidence_temperatures = confidence_temperatures
+        self.draft_length = draft_length if model.drafter is not None else 0
         config = model.config
         self._plan_spec = PlanSpec(
             window=config.sliding_window,
             ratios=tuple(sorted(set(config.compress_ratios) - {0})),
-            num_heads=config.num_attention_heads,
+            num_heads=model.num_heads,
             ring_rows={
                 region.name: pool.buffers[region.name].rows_per_block
                 for region in pool.layout.regions
@@ -57,38 +70,78 @@ class Runner:
             dtype=model.dtype,
             device=model.device,
         )
+        self._proposer = (
+            Proposer(
+                model.drafter,
+                pool,
+                model.vocabulary,
+                draft_length=self.draft_length,
+                confidence_temperatures=confidence_temperatures,
+                device=model.device,
+            )
+            if model.drafter is not None and self.draft_length
+            else None
+        )
+
+    @torch.inference_mode()
+    def adopt(self, request: Request) -> None:
+        """A slot is this request's from now on: what earlier owners left in it is wiped, what was handed over stays."""
+        self.pool.scrub(request.slot, request.num_computed, drafter_from=request.drafter_valid_from)
 
     @torch.inference_mode()
     def run(
-        self, step: Sequence[ScheduledRequest], clock: PhaseClock
+        self,
+        step: Sequence[ScheduledRequest],
+        rows: StepRows,
+        clock: PhaseClock,
+        on_computed: OnComputed | None = None,
     ) -> list[RequestOutput | None]:
-        """One output per scheduled request; None for those that only computed a chunk."""
-        if not step:
+        """One output per scheduled request; None for those that only computed a chunk.
+
+        `on_computed` is told of every request's rows between forward and sampling; the device is waited for before.
+        """
+        if not any(rows.target):
             return []
-        with clock.phase("forward"):
-            plan, logit_rows = self._plan(step)
-            token_ids = [token for scheduled in step for token in _row_tokens(scheduled)]
-            output = self.model.target.forward(
-                self._ints(token_ids), plan, self.pool, self._ints(logit_rows)
-            )
-            if self.model.drafter is not None:
-                self.model.drafter.write_context(output.taps, plan, self.pool)
         sampling = [scheduled for scheduled in step if scheduled.is_sampling]
-        if not sampling:
-            return [None] * len(step)
-        with clock.phase("verify"):
-            block = VerifyBlock(sampling, self.model.device)
-            logits = output.logits if block.is_uniform else output.logits[block.row_index]
-            logits = logits.view(len(sampling), block.width, -1)
-            verified = block.verify(logits)
-            logprobs = self._logprobs(block, logits, verified)
+        verified = None
+        with clock.phase("forward"):
+            if step:
+                logits = self._forward(step, rows)
+            else:
+                self.model.target.join(rows.target)
+        if on_computed is not None:
+            if self.model.device.type != "cpu":
+                torch.accelerator.synchronize()
+            for scheduled in step:
+                num_computed = scheduled.request.num_computed + scheduled.num_tokens
+                on_computed(scheduled.request, num_computed)
+        if sampling:
+            with clock.phase("verify"):
+                block = VerifyBlock(sampling, self.model.device)
+                logits = logits if block.is_uniform else logits[block.row_index]
+                logits = logits.view(len(sampling), block.width, -1)
+                verified = block.verify(logits, self.model.vocabulary)
+                logprobs = self._logprobs(block, logits, verified)
         with clock.phase("draft"):
-            drafts = self._draft(block, verified)
+            drafts = self._draft(sampling, verified, rows)
+        if verified is None:
+            return [None] * len(step)
         with clock.phase("copy"):
             outputs = iter(to_host(block, verified, logprobs, drafts))
         return [next(outputs) if scheduled.is_sampling else None for scheduled in step]
 
-    def _plan(self, step: Sequence[ScheduledRequest]) -> tuple[StepPlan, list[int]]:
+    def _forward(self, step: Sequence[ScheduledRequest], rows: StepRows) -> torch.Tensor:
+        """Logits of the rows that are sampled from; the drafter's context rows are written on the way."""
+        plan, logit_rows = self._plan(step, rows)
+        token_ids = [token for scheduled in step for token in _row_tokens(scheduled)]
+        output = self.model.target.forward(
+            self._ints(token_ids), plan, self.pool, self._ints(logit_rows)
+        )
+        if self.model.drafter is not None:
+            self.model.drafter.write_context(output.taps, plan, self.pool)
+        return output.logits
+
+    def _plan(self, step: Sequence[ScheduledRequest], rows: StepRows) -> tuple[StepPlan, list[int]]:
         runs: list[RowRun] = []
         logit_rows: list[int] = []
         begin = 0
@@ -106,65 +159,41 @@ class Runner:
             if scheduled.is_sampling:
                 logit_rows += range(begin + scheduled.num_tokens - 1, end)
             begin = end
-        return build_plan(runs, self._plan_spec), logit_rows
+        return build_plan(runs, self._plan_spec, rows.target), logit_rows
 
-    def _draft(self, block: VerifyBlock, verified: VerificationResult) -> DraftTensors | None:
-        """Draft for every request of the block that may speculate."""
-        drafter = self.model.drafter
-        members = [i for i, scheduled in enumerate(block.step) if self._may_draft(scheduled)]
-        if drafter is None or not members:
+    def _draft(
+        self,
+        sampling: list[ScheduledRequest],
+        verified: VerificationResult | None,
+        rows: StepRows,
+    ) -> DraftTensors | None:
+        """Draft for every request that may speculate, and take part where others draft."""
+        if self._proposer is None or not any(rows.drafts):
             return None
-        requests = [block.step[i].request for i in members]
-        index = self._ints(members)
-        num_accepted = verified.num_accepted[index]
-        anchor_ids = verified.token_ids[index].gather(1, num_accepted.unsqueeze(1)).squeeze(1)
-        anchor_positions = self._ints([len(request.tokens) for request in requests]) + num_accepted
-        valid_from = self._ints([request.drafter_valid_from for request in requests])
-        slots = self._ints([request.slot for request in requests])
-        hidden = drafter.draft_block(
-            anchor_ids, anchor_positions, valid_from, slots, self.pool, self._draft_length
-        )
-        offsets = torch.arange(1, self._draft_length + 1, device=self.model.device)
-        positions = (anchor_positions.unsqueeze(1) + offsets).flatten()
-        params = [request.sampling for request in requests]
-        rows = SamplingRows.of(params, anchor_positions, self.model.device)
-        by_rejection = [
-            uses_rejection(request.sampling) and request.role is Role.GENERATE
-            for request in requests
-        ]
-        result = markov_draft(
-            base_logits=hidden.base_logits,
-            anchor_ids=anchor_ids,
-            markov_bias=drafter.markov,
-            rows=rows.repeat(self._draft_length).at(positions),
-            coupled=~torch.tensor(by_rejection, device=self.model.device),
-            want_probs=any(by_rejection),
-        )
-        logits = drafter.confidence_logits(hidden.hidden, result.embeddings)
-        return DraftTensors(
-            members, by_rejection, result, calibrate(logits, self._confidence_temperatures)
-        )
+        members = [i for i, scheduled in enumerate(sampling) if scheduled.may_draft]
+        if verified is None or not members:
+            self._proposer.join(rows.drafts)
+            return None
+        requests = [sampling[i].request for i in members]
+        return self._proposer.propose(members, requests, verified, rows.drafts)
 
-    def _may_draft(self, scheduled: ScheduledRequest) -> bool:
-        request = scheduled.request
-        own_rows = len(request.tokens) - request.drafter_valid_from
-        return (
-            self._draft_length > 0
-            and request.room > 2
-            and (request.drafter_valid_from == 0 or own_rows >= DRAFTER_WARMUP_ROWS)
-        )
-
-    @staticmethod
     def _logprobs(
-        block: VerifyBlock, logits: torch.Tensor, verified: VerificationResult
+        self, block: VerifyBlock, logits: torch.Tensor, verified: VerificationResult
     ) -> LogprobTensors | None:
-        wanted = [scheduled.request.sampling.logprobs for scheduled in block.step]
-        if all(count is None for count in wanted):
+        wanted = {
+            i: count
+            for i, scheduled in enumerate(block.step)
+            if (count := scheduled.request.sampling.logprobs) is not None
+        }
+        if not wanted:
             return None
-        ids = verified.token_ids.clamp(min=0).flatten()
-        values = token_logprobs(logits.flatten(0, 1), ids, max(count or 0 for count in wanted))
-        shape = (len(block.step), block.width)
+        members = list(wanted)
+        whole = self.model.vocabulary.whole(logits[members])
+        ids = verified.token_ids[members].clamp(min=0).flatten()
+        values = token_logprobs(whole.flatten(0, 1), ids, max(wanted.values()))
+        shape = (len(members), block.width)
         return LogprobTensors(
+            members,
             values.logprobs.view(shape),
             values.top_ids.view(*shape, -1),
             values.top_logprobs.view(*shape, -1),

@@ -14,6 +14,9 @@ from common.engine.request import Request, Role
 from common.spec_decode.budget import rank_by_survival
 from common.types import RequestId
 
+DRAFTER_WARMUP_ROWS = 32
+"""Own rows that a drafter window needs before drafting resumes when a hand-off came without drafter state."""
+
 PROMPT_SHARE = 4
 """One part in this many of a step's rows is kept for prompts when any wait."""
 
@@ -36,6 +39,17 @@ class ScheduledRequest:
     def is_sampling(self) -> bool:
         """True when the step reaches the request's newest token, so that the next one is drawn."""
         return self.num_tokens == self.request.num_uncomputed
+
+    @property
+    def may_draft(self) -> bool:
+        """True when the next proposal is worth drafting behind this step."""
+        request = self.request
+        own_rows = len(request.tokens) - request.drafter_valid_from
+        return (
+            self.is_sampling
+            and request.room > 2
+            and (request.drafter_valid_from == 0 or own_rows >= DRAFTER_WARMUP_ROWS)
+        )
 
 
 class Scheduler:

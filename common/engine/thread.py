@@ -12,13 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from common.engine.request import Request, StepReport
+from common.engine.request import OnComputed, Request, StepReport
 from common.errors import WorkerLost
 from common.types import RequestId
 
 logger = logging.getLogger(__name__)
+
+IDLE_S = 10.0
+"""How often an engine that sleeps is asked to keep its other ranks awake."""
 
 
 class Steps(Protocol):
@@ -29,11 +32,14 @@ class Steps(Protocol):
     def add(self, request: Request, /) -> None: ...
     def remove(self, request_id: RequestId, /) -> Request | None: ...
     def commit(self, request_id: RequestId, round_number: int, /) -> None: ...
-    def step(self) -> StepReport: ...
+    def step(self, on_computed: OnComputed | None = None, /) -> StepReport: ...
+    def keep_alive(self) -> None: ...
+    def close(self) -> None: ...
 
 
 Command = Callable[[Steps], None]
 Report = TypeVar("Report")
+Result = TypeVar("Result")
 Loop = Callable[[Steps, "Crossing[Report]"], None]
 """A service's engine loop: runs on the engine thread until the crossing closes."""
 
@@ -50,16 +56,26 @@ class Crossing(Generic[Report]):
         self._is_open = True
         self._busy_since: float | None = None
 
-    def take_commands(self, *, wait: bool) -> list[Command] | None:
-        """All commands since the last call, in order; None once closed. With `wait`, sleeps until there is one."""
+    def take_commands(
+        self, *, wait: bool, idle: Callable[[], None] = lambda: None
+    ) -> list[Command] | None:
+        """All commands since the last call, in order; None once closed.
+
+        With `wait`, sleeps until there is one, and calls `idle` every IDLE_S meanwhile.
+        """
         self._busy_since = None
+        while wait and not self._sleep():
+            idle()
         with self._changed:
-            while wait and self._is_open and not self._commands:
-                self._changed.wait()
             commands = list(self._commands)
             self._commands.clear()
             self._busy_since = self._clock()
             return commands if self._is_open else None
+
+    def _sleep(self) -> bool:
+        """Wait for a command or the end; False when neither came within IDLE_S."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._commands) or not self._is_open, IDLE_S)
 
     def put(self, command: Command) -> None:
         with self._changed:
@@ -100,8 +116,12 @@ class EngineThread(Generic[Report]):
         self._events = asyncio.get_running_loop()
         self._crossing: Crossing[Report] = Crossing(self._emit, clock)
         self._removals: set[asyncio.Future[Request | None]] = set()
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._has_reported = asyncio.Event()
         self._ended = asyncio.Event()
-        self._crash: Exception | None = None
+        self._has_crashed = asyncio.Event()
+        self.crash: Exception | None = None
+        """What ended the loop, when it did not end because it was told to."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -115,7 +135,11 @@ class EngineThread(Generic[Report]):
 
     @property
     def has_crashed(self) -> bool:
-        return self._crash is not None
+        return self.crash is not None
+
+    async def wait_crashed(self) -> None:
+        """Return when the engine has failed; never, when it does not."""
+        await self._has_crashed.wait()
 
     @property
     def busy_s(self) -> float:
@@ -124,7 +148,7 @@ class EngineThread(Generic[Report]):
 
     def add(self, request: Request) -> None:
         """Give a request to the engine, which owns it from now on. Raises WorkerLost after a crash."""
-        if self._crash is not None:
+        if self.crash is not None:
             raise WorkerLost("the engine of this worker has failed")
         self._crossing.put(lambda engine: engine.add(request))
 
@@ -149,6 +173,22 @@ class EngineThread(Generic[Report]):
         finally:
             self._removals.discard(removed)
 
+    async def call(self, function: Callable[[], Result]) -> Result:
+        """Run something on the engine's thread, between two steps. Raises what it raises, and WorkerLost after a crash."""
+        if self._ended.is_set():
+            raise WorkerLost("the engine of this worker has ended")
+        called: asyncio.Future[Result] = self._events.create_future()
+        self._calls.add(called)
+        self._crossing.put(lambda _: _answer(function, called, self._events))
+        try:
+            return await called
+        finally:
+            self._calls.discard(called)
+
+    async def wait_reported(self) -> None:
+        """Return when the engine has made one more step."""
+        await self._has_reported.wait()
+
     def _run(self) -> None:
         crash: Exception | None = None
         try:
@@ -156,21 +196,55 @@ class EngineThread(Generic[Report]):
         except Exception as error:
             logger.exception("the engine failed; every request of this worker fails with it")
             crash = error
+        self._engine.close()
         self._events.call_soon_threadsafe(self._end, crash)
 
     def _emit(self, report: Report) -> None:
-        self._events.call_soon_threadsafe(self._on_report, report)
+        self._events.call_soon_threadsafe(self._reported, report)
+
+    def _reported(self, report: Report) -> None:
+        self._has_reported.set()
+        self._has_reported = asyncio.Event()
+        self._on_report(report)
 
     def _end(self, crash: Exception | None) -> None:
-        self._crash = crash
+        self.crash = crash
         self._ended.set()
         for removed in list(self._removals):
             # Nothing runs any more, so whatever was to be removed is out of use.
             _resolve(removed, None)
+        for called in list(self._calls):
+            if not called.done():
+                called.set_exception(WorkerLost("the engine of this worker has ended"))
         if crash is not None:
+            self._has_crashed.set()
             self._on_crash(crash)
 
 
 def _resolve(removed: asyncio.Future[Request | None], request: Request | None) -> None:
     if not removed.done():
         removed.set_result(request)
+
+
+def _answer(
+    function: Callable[[], Result],
+    called: asyncio.Future[Result],
+    events: asyncio.AbstractEventLoop,
+) -> None:
+    """On the engine's thread. A function that fails is its caller's affair and no reason to end the engine."""
+    try:
+        result = function()
+    except Exception as error:
+        events.call_soon_threadsafe(_refuse, called, error)
+    else:
+        events.call_soon_threadsafe(_fulfil, called, result)
+
+
+def _fulfil(called: asyncio.Future[Result], result: Result) -> None:
+    if not called.done():
+        called.set_result(result)
+
+
+def _refuse(called: asyncio.Future[Result], error: Exception) -> None:
+    if not called.done():
+        called.set_exception(error)

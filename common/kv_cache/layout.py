@@ -14,6 +14,12 @@ PAGE_TOKENS = 128
 """Positions that a page covers: the least common multiple of the compression ratios."""
 
 
+DRAFTER_REGION = "drafter"
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+"""By the names of types that rows may have."""
+
+
 class Retention(enum.Enum):
     """How a region's rows are kept."""
 
@@ -51,6 +57,10 @@ class Region:
         if self.retention is Retention.RING:
             return range(0)
         return range(0, num_tokens // PAGE_TOKENS * self.rows_per_page)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.row_width * ITEM_BYTES[self.dtype]
 
     @property
     def rows_per_page(self) -> int:

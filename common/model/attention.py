@@ -1,7 +1,7 @@
 """V4 attention: one latent key-value head, a sliding window, compressed rows, a sink per head.
 
 Caches are passed in and addressed through the plan; nothing here remembers a token. Letters: N rows, H heads,
-d head_dim, G output groups; B, L, K, M as in `plan`.
+d head_dim, G output groups, of which H and G are this rank's; B, L, K, M as in `plan`.
 """
 
 from __future__ import annotations
@@ -17,31 +17,47 @@ from common.model.kernels import Kernels
 from common.model.plan import AttentionGroup, StepPlan
 from common.model.rope import RopeTable
 from common.model.weights import Weights
+from common.parallel.collectives import Communicator
 
 
 class LatentProjection:
-    """Query, key-value and output projections, which target layers and drafter stages share in form."""
+    """Query, key-value and output projections, which target layers and drafter stages share in form.
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels) -> None:
+    Latent rows are computed by every rank of a group; heads, and the output groups that read them, are spread over them.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: Kernels, comm: Communicator
+    ) -> None:
         heads, d, hidden = config.num_attention_heads, config.head_dim, config.hidden_size
         groups, rank = config.o_groups, config.o_lora_rank
-        self.num_heads = heads
+        part, tp = comm.shard.tp_part, comm.shard.mesh.tp
+        self.num_heads = heads // tp
+        self._tp = comm.tp
         self._head_dim = d
         self._eps = config.rms_norm_eps
         self._kernels = kernels
         self.wq_a = weights.matrix("wq_a.weight", config.q_lora_rank, hidden)
         self.q_norm = weights.matrix("q_norm.weight", config.q_lora_rank)
-        self.wq_b = weights.matrix("wq_b.weight", heads * d, config.q_lora_rank)
+        self.wq_b = weights.matrix(
+            "wq_b.weight", heads * d, config.q_lora_rank, rows=part(heads * d)
+        )
         self.wkv = weights.matrix("wkv.weight", d, hidden)
         self.kv_norm = weights.matrix("kv_norm.weight", d)
-        wo_a = weights.matrix("wo_a.weight", groups * rank, heads * d // groups)
-        self.wo_a = wo_a.view(groups, rank, -1).transpose(1, 2).contiguous()  # [G, H * d / G, rank]
-        self.wo_b = weights.matrix("wo_b.weight", hidden, groups * rank)
+        wo_a = weights.matrix(
+            "wo_a.weight", groups * rank, heads * d // groups, rows=part(groups * rank)
+        )
+        self.wo_a = (
+            wo_a.view(groups // tp, rank, -1).transpose(1, 2).contiguous()
+        )  # [G, H * d / G, rank]
+        self.wo_b = weights.matrix(
+            "wo_b.weight", hidden, groups * rank, columns=part(groups * rank)
+        )
         # Queries are normalised without a weight of their own; the attention scale takes its place.
         self._query_scale = torch.full(
             (d,), d**-0.5, dtype=self.wq_b.dtype, device=self.wq_b.device
         )
-        self.attn_sink = weights.floats("attn_sink", heads)
+        self.attn_sink = weights.floats("attn_sink", heads, rows=part(heads))
 
     def latent_query(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, D]` to the low-rank query `[N, q_lora_rank]`, which the indexer reads as well."""
@@ -62,7 +78,8 @@ class LatentProjection:
         """`o [N, H, d]` to `[N, D]`: rotation undone, then the grouped low-rank projection."""
         o = self._kernels.rotate(o, rotations, inverse=True)
         grouped = o.view(o.shape[0], self.wo_a.shape[0], -1).transpose(0, 1)  # [G, N, H * d / G]
-        return F.linear(torch.bmm(grouped, self.wo_a).transpose(0, 1).flatten(1), self.wo_b)
+        low_rank = torch.bmm(grouped, self.wo_a).transpose(0, 1).flatten(1)
+        return self._tp.sum(F.linear(low_rank, self.wo_b))
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Softmax attention with a sink.
@@ -89,11 +106,12 @@ class Attention:
         layer_id: int,
         rope: RopeTable,
         kernels: Kernels,
+        comm: Communicator,
     ) -> None:
         self._ratio = config.compress_ratios[layer_id]
         self._layer_id = layer_id
         self._rope = rope
-        self.projection = LatentProjection(config, weights, kernels)
+        self.projection = LatentProjection(config, weights, kernels, comm)
         self._compressor: Compressor | None = None
         self._indexer: Indexer | None = None
         if self._ratio:

@@ -6,6 +6,7 @@ not causal and its rows are thrown away. Letters: B requests, g drafts, C contex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from common.model.moe import MoE
 from common.model.plan import StepPlan
 from common.model.rope import window_rope
 from common.model.weights import Weights
+from common.parallel.collectives import Communicator
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,19 @@ class BlockOutput:
     hidden: torch.Tensor
     """Collapsed streams before the final norm, `[B, g, D]`; row k drafts position n + 1 + k."""
     base_logits: torch.Tensor
-    """Float32 `[B, g, vocab]`, without the Markov head's bias."""
+    """Float32 `[B, g, vocab]`, without the Markov head's bias: this rank's part of the vocabulary."""
 
 
 class Stage:
     """One drafter stage; tensors under `mtp.{i}.`."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: Kernels, comm: Communicator
+    ) -> None:
         self._eps = config.rms_norm_eps
         self._kernels = kernels
-        self.projection = LatentProjection(config, weights.under("attn"), kernels)
-        self._ffn = MoE(config, weights.under("ffn"), kernels, is_hash_routed=False)
+        self.projection = LatentProjection(config, weights.under("attn"), kernels, comm)
+        self._ffn = MoE(config, weights.under("ffn"), kernels, comm, is_hash_routed=False)
         self.attn_norm = weights.matrix("attn_norm.weight", config.hidden_size)
         self.ffn_norm = weights.matrix("ffn_norm.weight", config.hidden_size)
         self._hc_attn = HyperConnection(config, weights, "attn", kernels)
@@ -52,6 +56,7 @@ class Stage:
         rotations: torch.Tensor,
         context: torch.Tensor,
         mask: torch.Tensor,
+        rows_by_group: Sequence[int],
     ) -> torch.Tensor:
         """Streams `h [B * g, S, D]` to streams; `context [B, C, d]`, `mask [B, g * H, C + g + 1]`."""
         mix = self._hc_attn.read(h)
@@ -59,7 +64,10 @@ class Stage:
         h = self._hc_attn.write(h, mix, self._attend(x, rotations, context, mask))
         mix = self._hc_ffn.read(h)
         x = self._kernels.rms_norm(mix.x, self.ffn_norm, self._eps)
-        return self._hc_ffn.write(h, mix, self._ffn(x, token_ids))
+        return self._hc_ffn.write(h, mix, self._ffn(x, token_ids, rows_by_group))
+
+    def join(self, rows_by_group: Sequence[int]) -> None:
+        self._ffn.join(rows_by_group)
 
     def _attend(
         self, x: torch.Tensor, rotations: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
@@ -81,6 +89,7 @@ class Drafter:
         weights: Weights,
         kernels: Kernels,
         device: torch.device,
+        comm: Communicator,
         *,
         embed: torch.Tensor,
         head: torch.Tensor,
@@ -92,7 +101,7 @@ class Drafter:
         self._rope = window_rope(config, device)
         self._embed, self._head = embed, head
         self._stages = [
-            Stage(config, weights.under(f"mtp.{i}"), kernels)
+            Stage(config, weights.under(f"mtp.{i}"), kernels, comm)
             for i in range(config.num_drafter_layers)
         ]
         self.main_proj = first.matrix(
@@ -102,7 +111,9 @@ class Drafter:
         self.norm = last.matrix("norm.weight", hidden)
         self._hc_head = HyperHead(config, last)
         self.markov_w1 = last.floats("markov_head.markov_w1.weight", vocab, rank)
-        self.markov_w2 = last.floats("markov_head.markov_w2.weight", vocab, rank)
+        self.markov_w2 = last.floats(
+            "markov_head.markov_w2.weight", vocab, rank, rows=comm.shard.vocabulary_part(vocab)
+        )
         self.confidence = last.floats("confidence_head.proj.weight", 1, hidden + rank)
         # One product gives the context rows of all stages.
         self._context_wkv = torch.cat([stage.projection.wkv for stage in self._stages])
@@ -134,10 +145,12 @@ class Drafter:
         slots: torch.Tensor,
         cache: CachePool,
         num_drafts: int,
+        rows_by_group: Sequence[int] = (),
     ) -> BlockOutput:
         """Run the stages on `[anchor, noise …]` at the anchor's position onwards; all arguments `[B]`.
 
         The anchor is the newest token, not yet run by the target; context are the rows before it, from `valid_from`.
+        `rows_by_group` are the block rows of every data parallel group; only a mesh with more than one asks for them.
         """
         batch = anchor_ids.shape[0]
         offsets = torch.arange(num_drafts, device=anchor_ids.device)
@@ -158,14 +171,19 @@ class Drafter:
                 .view(batch, -1, self.config.head_dim)
                 .to(h.dtype)
             )
-            h = stage(h, ids, rotations, context, mask)
+            h = stage(h, ids, rotations, context, mask, rows_by_group)
         x = self._hc_head(h)
         normed = self._kernels.rms_norm(x, self.norm, self.config.rms_norm_eps)
         logits = F.linear(normed.float(), self._head)
         return BlockOutput(x.view(batch, num_drafts, -1), logits.view(batch, num_drafts, -1))
 
+    def join(self, rows_by_group: Sequence[int]) -> None:
+        """Take part in the drafting of other data parallel groups; this one drafts nothing."""
+        for stage in self._stages:
+            stage.join(rows_by_group)
+
     def markov(self, previous_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bias on the next draft's logits `[B, vocab]` and the embedding `[B, r]` of the token before it."""
+        """Bias on the next draft's logits `[B, vocab]`, this rank's part, and the embedding `[B, r]` of the token before it."""
         embedding = self.markov_w1[previous_ids]
         return F.linear(embedding, self.markov_w2), embedding
 
@@ -183,7 +201,7 @@ class Drafter:
         num_drafts: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ring rows `[B * C]` of the context and the additive mask `[B, g * H, C + g + 1]`, the same for every row."""
-        window, heads = self.config.sliding_window, self.config.num_attention_heads
+        window, heads = self.config.sliding_window, self._stages[0].projection.num_heads
         ring_rows = cache.buffers["drafter"].rows_per_block
         back = torch.arange(-window, 0, device=anchor_positions.device)
         positions = anchor_positions.unsqueeze(1) + back

@@ -1,9 +1,11 @@
 """Mixture of experts: hash- or score-routed experts and a shared one, SwiGLU with clamps.
 
-Letters: N rows, E experts, k experts per token, I expert width.
+Letters: N rows, E experts, k experts per token, I expert width; E and I are what this rank has of them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,33 +13,38 @@ import torch.nn.functional as F
 from common.model.config import ModelConfig
 from common.model.kernels import Kernels
 from common.model.weights import Weights
+from common.parallel.collectives import Communicator
+from common.parallel.shard import Shard
 
 
 class ExpertBank:
-    """The routed experts of one layer, stacked; tensors `experts.{e}.w1|w2|w3`."""
+    """This rank's routed experts of one layer, stacked; tensors `experts.{e}.w1|w2|w3`."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels) -> None:
-        experts, width, hidden = (
-            config.n_routed_experts,
-            config.moe_intermediate_size,
-            config.hidden_size,
-        )
-        self._num_experts = experts
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: Kernels, shard: Shard
+    ) -> None:
+        whole, hidden = config.moe_intermediate_size, config.hidden_size
+        part = shard.expert_width(whole)
+        width = part.stop - part.start
+        ids = shard.experts(config.n_routed_experts)
+        self.first = ids.start
+        """Id of the first expert."""
+        self.num_experts = experts = len(ids)
         self._limit = config.swiglu_limit
         self._kernels = kernels
         # Filled one by one: a layer's experts in a list and stacked would be in memory twice.
         self.w13 = weights.empty_matrices(experts, 2 * width, hidden)  # [E, 2 * I, D]
         self.w2 = weights.empty_matrices(experts, width, hidden)  # [E, I, D]
         for e in range(experts):
-            expert = weights.under(f"experts.{e}")
-            expert.fill(self.w13[e, :width], "w1.weight", width, hidden)
-            expert.fill(self.w13[e, width:], "w3.weight", width, hidden)
-            expert.fill(self.w2[e], "w2.weight", hidden, width, is_transposed=True)
+            expert = weights.under(f"experts.{ids[e]}")
+            expert.fill(self.w13[e, :width], "w1.weight", whole, hidden, rows=part)
+            expert.fill(self.w13[e, width:], "w3.weight", whole, hidden, rows=part)
+            expert.fill(self.w2[e], "w2.weight", hidden, whole, columns=part, is_transposed=True)
 
     def __call__(
         self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
     ) -> torch.Tensor:
-        """Weighted sum of the chosen experts; `expert_ids`, `expert_weights` are `[N, k]`."""
+        """Weighted sum of the chosen experts; `expert_ids`, which count from `first`, and `expert_weights` are `[N, k]`."""
         if expert_ids.numel() <= self._kernels.few_pairs:
             return self._kernels.few_experts(
                 x, expert_ids, expert_weights, self.w13, self.w2, self._limit
@@ -51,7 +58,7 @@ class ExpertBank:
         top_k = expert_ids.shape[1]
         order = expert_ids.flatten().argsort(stable=True)
         rows = order // top_k
-        counts = torch.bincount(expert_ids.flatten(), minlength=self._num_experts).tolist()
+        counts = torch.bincount(expert_ids.flatten(), minlength=self.num_experts).tolist()
         weights = expert_weights.flatten()[order].to(x.dtype).unsqueeze(-1)
         sorted_x = x[rows]
         outputs = []
@@ -63,6 +70,61 @@ class ExpertBank:
                 outputs.append((y * weights[begin:end]) @ self.w2[e])
                 begin = end
         return torch.zeros_like(x).index_add_(0, rows, torch.cat(outputs))
+
+
+class SpreadExperts:
+    """Routed experts that are spread over all ranks of a mesh.
+
+    Rows travel between data parallel groups only: the ranks of one group have the same rows already. What comes back is
+    a part of the sum, which the group's own sum completes.
+    """
+
+    def __init__(self, bank: ExpertBank, comm: Communicator) -> None:
+        self._bank = bank
+        self._dp = comm.dp
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        expert_weights: torch.Tensor,
+        rows_by_group: Sequence[int],
+    ) -> torch.Tensor:
+        """This rank's summand of its group's `[N, D]`."""
+        x, expert_ids, expert_weights = self._gather(x, expert_ids, expert_weights, rows_by_group)
+        expert_ids = expert_ids - self._bank.first
+        rows, columns = (
+            ((expert_ids >= 0) & (expert_ids < self._bank.num_experts)).nonzero().unbind(1)
+        )
+        out = torch.zeros_like(x)
+        if rows.numel():
+            chosen = expert_ids[rows, columns].unsqueeze(1)
+            weights = expert_weights[rows, columns].unsqueeze(1)
+            out.index_add_(0, rows, self._bank(x[rows], chosen, weights))
+        return self._dp.sum_parts(out, rows_by_group)
+
+    def _gather(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        expert_weights: torch.Tensor,
+        rows_by_group: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The rows of all groups, in group order. They travel as bytes, so that one collective carries all three."""
+        if self._dp.size == 1:
+            return x, expert_ids, expert_weights
+        columns = (x, expert_ids.int(), expert_weights.float())
+        packed = torch.cat([each.contiguous().view(torch.uint8) for each in columns], dim=1)
+        room = packed.new_zeros(max(rows_by_group), packed.shape[1])
+        room[: len(packed)] = packed
+        parts = self._dp.gather(room)
+        gathered = torch.cat([part[:n] for part, n in zip(parts, rows_by_group, strict=True)])
+        widths = [each.shape[1] * each.element_size() for each in columns]
+        x_all, ids_all, weights_all = (
+            each.contiguous().view(like.dtype)
+            for each, like in zip(torch.split(gathered, widths, dim=1), columns, strict=True)
+        )
+        return x_all, ids_all.long(), weights_all
 
 
 class HashRouter:
@@ -94,34 +156,61 @@ class MoE:
     """The feed-forward sublayer; tensors under `ffn.`. Drafter stages always route by score."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, kernels: Kernels, *, is_hash_routed: bool
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        kernels: Kernels,
+        comm: Communicator,
+        *,
+        is_hash_routed: bool,
     ) -> None:
         hidden = config.hidden_size
         width = config.moe_intermediate_size * config.n_shared_experts
+        part = comm.shard.tp_part(width)
+        self._tp = comm.tp
         self._limit = config.swiglu_limit
         self._scaling = config.routed_scaling_factor
         self._normalise = config.norm_topk_prob
+        self._top_k = config.num_experts_per_tok
         self.gate = weights.floats("gate.weight", config.n_routed_experts, hidden)
         self._router = (HashRouter if is_hash_routed else ScoreRouter)(config, weights)
         shared = weights.under("shared_experts")
         self.shared_w13 = torch.cat(
             (
-                shared.matrix("w1.weight", width, hidden),
-                shared.matrix("w3.weight", width, hidden),
+                shared.matrix("w1.weight", width, hidden, rows=part),
+                shared.matrix("w3.weight", width, hidden, rows=part),
             )
         )
-        self.shared_w2 = shared.matrix("w2.weight", hidden, width)
-        self.experts = ExpertBank(config, weights, kernels)
+        self.shared_w2 = shared.matrix("w2.weight", hidden, width, columns=part)
+        self.experts = ExpertBank(config, weights, kernels, comm.shard)
+        self._spread = SpreadExperts(self.experts, comm) if comm.shard.mesh.ep > 1 else None
 
-    def __call__(self, x: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """`x [N, D]` to `[N, D]`; `token_ids [N]` are the rows' input tokens."""
+    def __call__(
+        self, x: torch.Tensor, token_ids: torch.Tensor, rows_by_group: Sequence[int]
+    ) -> torch.Tensor:
+        """`x [N, D]` to `[N, D]`; `token_ids [N]` are the rows' input tokens.
+
+        `rows_by_group` are the rows that each data parallel group brings to this call; all of them call it or `join`.
+        """
         scores = F.softplus(F.linear(x.float(), self.gate)).sqrt_()
         expert_ids = self._router.choose(scores, token_ids)
         chosen = scores.gather(1, expert_ids)
         if self._normalise:
             chosen = chosen / chosen.sum(-1, keepdim=True)
         shared = F.linear(swiglu(F.linear(x, self.shared_w13), self._limit), self.shared_w2)
-        return shared + self.experts(x, expert_ids, chosen * self._scaling)
+        weights = chosen * self._scaling
+        if self._spread is None:
+            routed = self.experts(x, expert_ids, weights)
+        else:
+            routed = self._spread(x, expert_ids, weights, rows_by_group)
+        return self._tp.sum(shared + routed)
+
+    def join(self, rows_by_group: Sequence[int]) -> None:
+        """Compute this rank's experts for the rows of other groups, having none."""
+        if self._spread is not None:
+            x = self.shared_w2.new_empty(0, self.shared_w2.shape[0])
+            ids = torch.empty(0, self._top_k, dtype=torch.int64, device=x.device)
+            self._spread(x, ids, ids.float(), rows_by_group)
 
 
 def swiglu(pair: torch.Tensor, limit: float) -> torch.Tensor:

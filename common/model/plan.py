@@ -132,10 +132,17 @@ class StepPlan:
     compressions: dict[int, Compression]
     """By ratio; absent when no group closes."""
     num_rows: int
+    rows_by_group: tuple[int, ...]
+    """Rows that each data parallel group runs in this step."""
 
 
-def build_plan(runs: Sequence[RowRun], spec: PlanSpec) -> StepPlan:
-    """Plan a step over `runs`, whose rows follow one another in the flat list."""
+def build_plan(
+    runs: Sequence[RowRun], spec: PlanSpec, rows_by_group: tuple[int, ...] | None = None
+) -> StepPlan:
+    """Plan a step over `runs`, whose rows follow one another in the flat list.
+
+    `rows_by_group` is for meshes of more than one data parallel group.
+    """
     positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
     offsets = np.cumsum([0, *(run.num_rows for run in runs)])
     builder = _Builder(runs, offsets, positions, spec)
@@ -146,6 +153,7 @@ def build_plan(runs: Sequence[RowRun], spec: PlanSpec) -> StepPlan:
         ape_rows={ratio: builder.tensor(positions % ratio) for ratio in spec.ratios},
         compressions=builder.compressions(),
         num_rows=int(offsets[-1]),
+        rows_by_group=rows_by_group or (int(offsets[-1]),),
     )
 
 

@@ -8,13 +8,26 @@ import torch
 
 from common.model.config import ModelConfig, RopeScaling
 
+BLOCK_POSITIONS = 1 << 16
+"""Rotations that are worked out at once, in double precision: a million would take a gigabyte of the host."""
+
 
 class RopeTable:
     """Unit complex numbers for every position, `[positions, rope_dim / 2]`."""
 
     def __init__(self, frequencies: torch.Tensor, max_positions: int, device: torch.device) -> None:
-        angles = torch.outer(torch.arange(max_positions, dtype=torch.float64), frequencies.double())
-        self._table = torch.polar(torch.ones_like(angles), angles).to(device, torch.complex64)
+        shape = (max_positions, frequencies.numel())
+        self._table = torch.empty(shape, dtype=torch.complex64, device=device)
+        if device.type == "meta":
+            return
+        for begin in range(0, max_positions, BLOCK_POSITIONS):
+            positions = torch.arange(
+                begin, min(begin + BLOCK_POSITIONS, max_positions), dtype=torch.float64
+            )
+            angles = torch.outer(positions, frequencies.double())
+            self._table[begin : begin + BLOCK_POSITIONS] = torch.polar(
+                torch.ones_like(angles), angles
+            )
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """Rotations of shape `positions.shape + [rope_dim / 2]`."""

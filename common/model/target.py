@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from common.model.moe import MoE
 from common.model.plan import StepPlan
 from common.model.rope import compressed_rope, window_rope
 from common.model.weights import Weights
+from common.parallel.collectives import Communicator
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class TargetOutput:
     """What a forward pass gives."""
 
     logits: torch.Tensor
-    """Float32, one row for each row asked for, `[rows, vocab]`."""
+    """Float32, one row for each row asked for, `[rows, vocab]`: this rank's part of the vocabulary."""
     taps: torch.Tensor
     """Mean over streams of each tapped layer's output, concatenated, `[N, taps * D]`."""
 
@@ -38,12 +40,17 @@ class Layer:
         layer_id: int,
         attention: Attention,
         kernels: Kernels,
+        comm: Communicator,
     ) -> None:
         self._eps = config.rms_norm_eps
         self._kernels = kernels
         self._attention = attention
         self._ffn = MoE(
-            config, weights.under("ffn"), kernels, is_hash_routed=layer_id < config.num_hash_layers
+            config,
+            weights.under("ffn"),
+            kernels,
+            comm,
+            is_hash_routed=layer_id < config.num_hash_layers,
         )
         self.attn_norm = weights.matrix("attn_norm.weight", config.hidden_size)
         self.ffn_norm = weights.matrix("ffn_norm.weight", config.hidden_size)
@@ -64,14 +71,22 @@ class Layer:
         h = self._hc_attn.write(h, mix, self._attention(x, rotations, plan, cache))
         mix = self._hc_ffn.read(h)
         x = self._kernels.rms_norm(mix.x, self.ffn_norm, self._eps)
-        return self._hc_ffn.write(h, mix, self._ffn(x, token_ids))
+        return self._hc_ffn.write(h, mix, self._ffn(x, token_ids, plan.rows_by_group))
+
+    def join(self, rows_by_group: Sequence[int]) -> None:
+        self._ffn.join(rows_by_group)
 
 
 class Target:
     """The whole target model. Stateless: all that it remembers is in the cache it is given."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, kernels: Kernels, device: torch.device
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        kernels: Kernels,
+        device: torch.device,
+        comm: Communicator,
     ) -> None:
         self.config = config
         self._kernels = kernels
@@ -87,15 +102,26 @@ class Target:
                 layer := weights.under(f"layers.{i}"),
                 i,
                 Attention(
-                    config, layer.under("attn"), i, self._ropes[config.compress_ratios[i]], kernels
+                    config,
+                    layer.under("attn"),
+                    i,
+                    self._ropes[config.compress_ratios[i]],
+                    kernels,
+                    comm,
                 ),
                 kernels,
+                comm,
             )
             for i in range(config.num_hidden_layers)
         ]
         self._hc_head = HyperHead(config, weights)
         self.norm = weights.matrix("norm.weight", config.hidden_size)
-        self.head = weights.floats("head.weight", config.vocab_size, config.hidden_size)
+        self.head = weights.floats(
+            "head.weight",
+            config.vocab_size,
+            config.hidden_size,
+            rows=comm.shard.vocabulary_part(config.vocab_size),
+        )
 
     def forward(
         self, token_ids: torch.Tensor, plan: StepPlan, cache: CachePool, logit_rows: torch.Tensor
@@ -115,3 +141,8 @@ class Target:
             self._kernels.rms_norm(x, self.norm, self.config.rms_norm_eps).float(), self.head
         )
         return TargetOutput(logits, torch.cat(taps, dim=-1) if taps else h.new_empty(h.shape[0], 0))
+
+    def join(self, rows_by_group: Sequence[int]) -> None:
+        """Take part in a forward pass of other data parallel groups; this one has no rows in it."""
+        for layer in self._layers:
+            layer.join(rows_by_group)

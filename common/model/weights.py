@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 
+from common.device.cpu import CpuBackend
+from common.device.staging import Staging
 from common.errors import CheckpointError
 
 
-@runtime_checkable
-class PartSource(Protocol):
-    """A source of tensors that can read a part of a matrix without reading the rest of it."""
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """What is wanted of a tensor; None stands for all rows or columns."""
 
-    def part(self, name: str, rows: slice | None, columns: slice | None) -> torch.Tensor:
-        """The chosen rows and columns of a tensor that is there."""
+    name: str
+    rows: slice | None = None
+    columns: slice | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.rows is None and self.columns is None
+
+
+@runtime_checkable
+class PieceSource(Protocol):
+    """A source of tensors that reads no more than what is asked for, and that piece by piece."""
+
+    def pieces(self, part: TensorPart) -> Iterator[torch.Tensor]:
+        """Runs of a part's rows, in order; each is good until the next one is asked for. The tensor must be there."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor."""
         ...
 
 
@@ -24,6 +44,7 @@ class Weights:
 
     Matrices come in `dtype`; everything that official code keeps in float32 is asked for with `floats`. Shapes are those
     of the whole tensor; `rows` and `columns` choose what this rank keeps of it. What is handed out is the caller's own.
+    Values reach the device through `staging`; the default is for a CPU.
     """
 
     def __init__(
@@ -32,12 +53,14 @@ class Weights:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        staging: Staging | None = None,
         prefix: str = "",
         taken: set[str] | None = None,
     ) -> None:
         self._tensors = tensors
         self._dtype = dtype
         self._device = device
+        self._staging = staging or Staging(CpuBackend())
         self._prefix = prefix
         self.taken: set[str] = set() if taken is None else taken
 
@@ -47,6 +70,7 @@ class Weights:
             self._tensors,
             dtype=self._dtype,
             device=self._device,
+            staging=self._staging,
             prefix=f"{self._prefix}{prefix}.",
             taken=self.taken,
         )
@@ -75,12 +99,17 @@ class Weights:
     def integers(self, name: str, *shape: int) -> torch.Tensor:
         return self._take(name, shape, torch.int64, None, None)
 
-    def fill(self, room: torch.Tensor, name: str, *shape: int, is_transposed: bool = False) -> None:
+    def fill(
+        self,
+        room: torch.Tensor,
+        name: str,
+        *shape: int,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        is_transposed: bool = False,
+    ) -> None:
         """Copy a matrix, or its transpose, into room such as a part of `empty_matrices`, with no copy in between."""
-        tensor = self._find(self._prefix + name, shape, None, None)
-        # Torch is quick to transpose from a contiguous matrix of the same type into a contiguous one.
-        room.copy_(tensor.to(room.dtype).T if is_transposed else tensor)
-        self.taken.add(self._prefix + name)
+        self._copy(name, shape, rows, columns, room.T if is_transposed else room)
 
     def empty_matrices(self, *shape: int) -> torch.Tensor:
         """Room for matrices that are to lie side by side, in their type and place."""
@@ -94,44 +123,67 @@ class Weights:
         rows: slice | None,
         columns: slice | None,
     ) -> torch.Tensor:
-        full_name = self._prefix + name
-        tensor = self._find(full_name, shape, rows, columns)
-        self.taken.add(full_name)
-        # A copy even where nothing is cast: a view would keep the file mapped and show what becomes of it.
-        return tensor.to(
-            device=self._device, dtype=dtype, copy=True, memory_format=torch.contiguous_format
-        )
+        # Room of its own even where nothing is cast: a view would keep the file mapped and show what becomes of it.
+        room = torch.empty(_part_shape(shape, rows, columns), dtype=dtype, device=self._device)
+        self._copy(name, shape, rows, columns, room)
+        return room
 
-    def _find(
+    def _copy(
         self,
-        full_name: str,
+        name: str,
         shape: tuple[int, ...],
         rows: slice | None,
         columns: slice | None,
-    ) -> torch.Tensor:
-        whole = (slice(0, shape[0]), *(slice(0, size) for size in shape[1:]))
-        chosen = (rows or whole[0], *(columns or part for part in whole[1:2]), *whole[2:])
-        expected = [
-            len(range(*part.indices(size))) for part, size in zip(chosen, shape, strict=True)
-        ]
-        is_part = chosen != whole
-        if is_part and isinstance(self._tensors, PartSource) and full_name in self._tensors:
-            tensor = self._tensors.part(full_name, rows, columns)
-        else:
-            found = self._tensors.get(full_name)
-            if found is None:
-                raise CheckpointError(
-                    f"the checkpoint lacks tensor {full_name}", metadata={"tensor": full_name}
-                )
-            _require_shape(full_name, found, list(shape))
-            tensor = found[chosen] if is_part else found
-        _require_shape(full_name, tensor, expected)
-        return tensor
+        room: torch.Tensor,
+    ) -> None:
+        full_name = self._prefix + name
+        part = TensorPart(
+            full_name, _unless_whole(rows, shape, 0), _unless_whole(columns, shape, 1)
+        )
+        begin = 0
+        for piece in self._pieces(part, shape):
+            end = begin + piece.shape[0]
+            self._staging.copy(piece, room[begin:end])
+            begin = end
+        assert begin == room.shape[0], f"{begin} rows of {full_name} for {room.shape[0]}"
+        self.taken.add(full_name)
+
+    def _pieces(self, part: TensorPart, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
+        if isinstance(self._tensors, PieceSource) and part.name in self._tensors:
+            _require_shape(part.name, self._tensors.shape(part.name), shape)
+            yield from self._tensors.pieces(part)
+            return
+        whole = self._tensors.get(part.name)
+        if whole is None:
+            raise CheckpointError(
+                f"the checkpoint lacks tensor {part.name}", metadata={"tensor": part.name}
+            )
+        _require_shape(part.name, tuple(whole.shape), shape)
+        chosen = whole if part.rows is None else whole[part.rows]
+        yield chosen if part.columns is None else chosen[:, part.columns]
 
 
-def _require_shape(name: str, tensor: torch.Tensor, expected: list[int]) -> None:
-    if list(tensor.shape) != expected:
+def _part_shape(
+    shape: tuple[int, ...], rows: slice | None, columns: slice | None
+) -> tuple[int, ...]:
+    chosen = (rows, columns)[: len(shape)]
+    sizes = [
+        size if part is None else len(range(*part.indices(size)))
+        for size, part in zip(shape, chosen, strict=False)
+    ]
+    return (*sizes, *shape[len(sizes) :])
+
+
+def _unless_whole(part: slice | None, shape: tuple[int, ...], dim: int) -> slice | None:
+    """None for a slice that is all of its dimension."""
+    if part is None or part.indices(shape[dim]) == (0, shape[dim], 1):
+        return None
+    return part
+
+
+def _require_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
         raise CheckpointError(
-            f"tensor {name} has shape {list(tensor.shape)}; the configuration asks for {expected}",
+            f"tensor {name} has shape {list(found)}; the configuration asks for {list(expected)}",
             metadata={"tensor": name},
         )

@@ -17,6 +17,9 @@ from common.sampling.sampler import (
     winners,
 )
 
+Argmax = Callable[[Tensor], Tensor]
+"""Logits [R, P] to the ids [R] of the largest, wherever the rest of the vocabulary is."""
+
 MarkovBias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Previous ids [R] to the bias [R, V] on the next logits and the embedding [R, r] that made it."""
 
@@ -69,3 +72,22 @@ def markov_draft(
         if probs is not None:
             probs[:, k] = filtered_probabilities(filtered, step)
     return DraftResult(token_ids=token_ids, embeddings=torch.stack(embeddings, 1), probs=probs)
+
+
+def greedy_draft(
+    *, base_logits: Tensor, anchor_ids: Tensor, markov_bias: MarkovBias, argmax: Argmax
+) -> DraftResult:
+    """`markov_draft` for greedy requests alone, which need the largest logit and no distribution.
+
+    `base_logits` [R, G, P] and the bias may cover a part of the vocabulary, which `argmax` knows about.
+    """
+    token_ids, embeddings = [], []
+    previous = anchor_ids
+    for k in range(base_logits.shape[1]):
+        bias, embedding = markov_bias(previous)
+        previous = argmax(base_logits[:, k] + bias)
+        token_ids.append(previous)
+        embeddings.append(embedding)
+    return DraftResult(
+        token_ids=torch.stack(token_ids, 1), embeddings=torch.stack(embeddings, 1), probs=None
+    )

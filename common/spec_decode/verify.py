@@ -76,17 +76,12 @@ def verify(
     filtered = filtered_logits(logits.view(-1, vocab_size), rows)
     noise = row_noise(rows, purpose, vocab_size)
     target_ids = winners(filtered, noise).view(num_requests, width)
+    if draft_probs is None or noise is None or width == 1:
+        return verify_drawn(target_ids=target_ids, draft_ids=draft_ids, num_draft=num_draft)
+
     column = torch.arange(width, device=logits.device)
     is_draft = column[:-1] < num_draft[:, None]
-
     matches = (target_ids[:, :-1] == draft_ids) & is_draft
-    if draft_probs is None or noise is None or width == 1:
-        num_accepted = _prefix_length(matches)
-        return VerificationResult(
-            token_ids=target_ids.masked_fill(column > num_accepted[:, None], NO_TOKEN),
-            num_accepted=num_accepted,
-        )
-
     rejection = rejection & ~rows.is_greedy.view(num_requests, width)[:, 0]
     target_probs = filtered_probabilities(filtered, rows).view(logits.shape)
     survives = _survives_rejection(target_probs, draft_probs, draft_ids, rows) & is_draft
@@ -99,6 +94,17 @@ def verify(
     is_accepted = column[:-1] < num_accepted[:, None]
     token_ids[:, :-1] = torch.where(is_accepted, draft_ids, token_ids[:, :-1])
     return VerificationResult(token_ids=token_ids, num_accepted=num_accepted)
+
+
+def verify_drawn(*, target_ids: Tensor, draft_ids: Tensor, num_draft: Tensor) -> VerificationResult:
+    """Accept drafts while they equal what the target drew, which `target_ids` [R, L + 1] are; the rest as in `verify`."""
+    column = torch.arange(target_ids.shape[1], device=target_ids.device)
+    matches = (target_ids[:, :-1] == draft_ids) & (column[:-1] < num_draft[:, None])
+    num_accepted = _prefix_length(matches)
+    return VerificationResult(
+        token_ids=target_ids.masked_fill(column > num_accepted[:, None], NO_TOKEN),
+        num_accepted=num_accepted,
+    )
 
 
 def _prefix_length(accepted: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ class Reservation:
         max_length: int,
         memory: RequestMemory,
         expires_at: float,
+        reserved_at: float,
     ) -> None:
         self.reservation_id = secrets.token_hex(8)
         self.capability = secrets.token_bytes(32)
@@ -64,6 +65,7 @@ class Reservation:
         self.max_length = max_length
         self.memory = memory
         self.expires_at = expires_at
+        self.reserved_at = reserved_at
         self.left = asyncio.Event()
         """Set when the request is over here, so that a newer epoch may come. Its memory may still be in quarantine."""
         self._state = ReservationState.RESERVED
@@ -103,7 +105,8 @@ class Reservations:
         return len(self._by_id)
 
     def num_in(self, *states: ReservationState) -> int:
-        return sum(r.state in states for r in self._by_id.values())
+        # Asked by other threads too, which must not see the table change under them.
+        return sum(r.state in states for r in tuple(self._by_id.values()))
 
     def reserve(
         self, request_id: RequestId, epoch: int, *, num_tokens: int, max_length: int
@@ -127,6 +130,7 @@ class Reservations:
             max_length=max_length,
             memory=self._memory.reserve(max_length),
             expires_at=self._clock() + self.lifetime_s,
+            reserved_at=self._clock(),
         )
         self._by_id[reservation.reservation_id] = reservation
         self._by_request[request_id] = reservation
@@ -200,7 +204,7 @@ class Reservations:
 
     def check_integrity(self) -> None:
         self._memory.check_integrity()
-        held = self._memory.slots.num_slots - self._memory.slots.num_free
+        held = self._memory.num_slots - self._memory.num_free_slots
         num_known = len(self._by_id) + len(self._quarantined)
         assert held == num_known, f"{held} slots are held by {num_known} reservations"
         assert len(self._by_id) == len(self._by_request), "a request has two reservations"
@@ -209,9 +213,9 @@ class Reservations:
                 f"{r.reservation_id} is released but known"
             )
         if not num_known:
-            pages = self._memory.pages
-            assert pages.num_free == pages.num_pages, (
-                f"{pages.num_free=} {pages.num_pages=} at rest"
+            memory = self._memory
+            assert memory.num_free_pages == memory.num_pages, (
+                f"{memory.num_free_pages=} {memory.num_pages=} at rest"
             )
 
     def _leave(self, reservation: Reservation) -> None:

@@ -30,9 +30,10 @@ class Room:
         Raises QueueFull when too many wait, CapacityExhausted when the request is larger than the worker.
         """
         num_pages = num_pages_for(max_length)
-        if num_pages > self.memory.pages.num_pages:
+        if num_pages > self.memory.max_request_pages:
             raise CapacityExhausted(
-                f"the request needs {num_pages} pages; this worker has {self.memory.pages.num_pages}"
+                f"the request needs {num_pages} pages; "
+                f"at most {self.memory.max_request_pages} go to one request here"
             )
         if not self._queue:
             room = self._take(max_length)

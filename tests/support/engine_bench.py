@@ -10,6 +10,7 @@ import torch
 
 from common.engine.config import EngineConfig
 from common.engine.engine import Engine
+from common.engine.ranks import OneRank
 from common.engine.request import Request, Role, RoundResult, StepReport
 from common.engine.runner import Runner
 from common.kv_cache.layout import PAGE_TOKENS, Retention, num_pages_for
@@ -92,7 +93,7 @@ class EngineBench:
             confidence_temperatures=torch.ones(draft_length),
         )
         self.engine = Engine(
-            runner,
+            OneRank(runner),
             EngineConfig(
                 draft_length=draft_length,
                 max_step_rows=max_step_rows,

@@ -22,6 +22,7 @@ from common.transfer.plan import ByteRange
 from common.transfer.writes import Writes
 from services.decode import app as decode_app
 from services.prefill import app as prefill_app
+from tests.support.waiting import WAIT_S
 
 Wrap = Callable[[TransferEngine, PoolMemory], TransferEngine]
 
@@ -195,7 +196,11 @@ def using(engine: str, wrap: Wrap | None = None) -> Iterator[None]:
             by_name: dict[str, TransferEngine] = {"direct": DirectEngine(memory, wire)}
             return Engines(choice="auto", wanted="direct", by_name=by_name, missing={})
         choice: EngineChoice = "nixl" if engine == "nixl" else "mooncake"
-        config = replace(config, engine="grpc" if engine == "grpc" else choice)
+        config = replace(
+            config,
+            engine="grpc" if engine == "grpc" else choice,
+            connect_timeout_s=WAIT_S,
+        )
         return open_engines(config, memory, grpc)
 
     def open_wrapped(

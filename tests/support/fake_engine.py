@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import cast
 
+from common.device.ledger import Ledger
 from common.engine.build import LoadedEngine
 from common.engine.config import EngineConfig
 from common.engine.engine import Engine
-from common.engine.request import Draft, Request, Role, RoundResult, StepReport
+from common.engine.request import Draft, OnComputed, Request, Role, RoundResult, StepReport
 from common.kv_cache.layout import CacheLayout, Retention
 from common.model.config import ModelConfig
 from common.transfer.memory import PoolMemory
@@ -38,6 +40,8 @@ class FakeEngine:
     With `permits` set, a step waits for one: tests then decide how far a prompt gets.
     """
 
+    num_groups = 1
+
     def __init__(
         self,
         layout: CacheLayout,
@@ -60,6 +64,8 @@ class FakeEngine:
         self.memory = PoolMemory(self.pool)
         self.chunk = chunk
         self.permits: threading.Semaphore | None = None
+        self.sampling_permits: threading.Semaphore | None = None
+        """With these, a first token waits for one when its prompt's rows are written."""
         self.num_gated = 0
         """Steps that have come to the gate, the one that is held by it included."""
         self.crash: Exception | None = None
@@ -85,31 +91,44 @@ class FakeEngine:
     def remove(self, request_id: RequestId) -> Request | None:
         return self.requests.pop(request_id, None)
 
+    def keep_alive(self) -> None:
+        """One rank needs none."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     def commit(self, request_id: RequestId, round_number: int) -> None:
         if request_id in self.requests:
             request = self.requests[request_id]
             request.acknowledged_round = max(request.acknowledged_round, round_number)
 
-    def step(self) -> StepReport:
+    def step(self, on_computed: OnComputed | None = None) -> StepReport:
         permits = self.permits  # read once: a test may open the gate at any moment
         if permits is not None:
             self.num_gated += 1
             permits.acquire()
         if self.crash is not None:
             raise self.crash
-        rounds, progressed = [], []
+        rounds, progressed, num_prompt_tokens = [], [], 0
         for request in list(self.requests.values()):
             if not self._is_runnable(request):
                 continue
             if request.round == 0 and request not in self.adopted:
-                self._compute(request, min(self.chunk, request.num_uncomputed))
+                num_tokens = min(self.chunk, request.num_uncomputed)
+                self._compute(request, num_tokens)
+                num_prompt_tokens += num_tokens
+                if on_computed is not None:
+                    on_computed(request, request.num_computed)
                 if request.num_uncomputed:
                     progressed.append(request)
                     continue
+                if self.sampling_permits is not None:
+                    self.sampling_permits.acquire()
             rounds.append(self._round(request))
         return StepReport(
             rounds=tuple(rounds),
             progressed=tuple(progressed),
+            num_prompt_tokens=num_prompt_tokens,
             num_rows=1,
             seconds=0.0,
             phase_seconds={},
@@ -130,11 +149,13 @@ class FakeEngine:
     def _round(self, request: Request) -> RoundResult:
         base = len(request.tokens)
         is_prompt_round = request.num_computed == base
+        num_draft = 0 if is_prompt_round else self.config.draft_length
         num_tokens = 1 if is_prompt_round else min(TOKENS_PER_ROUND, request.room)
         token_ids = tuple(token_at(request, base + i) for i in range(num_tokens))
         request.tokens += token_ids
         request.num_computed = len(request.tokens) - 1
         request.round += 1
+        request.timings.first_token = request.timings.first_token or time.monotonic()
         if self.config.draft_length:
             drafts = tuple(
                 token_at(request, len(request.tokens) + i) for i in range(self.config.draft_length)
@@ -147,9 +168,11 @@ class FakeEngine:
             round=request.round,
             base=base,
             token_ids=token_ids,
-            num_draft=self.config.draft_length,
+            num_draft=num_draft,
             num_accepted=num_tokens - 1,
-            confidences=(0.5,) * self.config.draft_length,
+            confidences=(0.5,) * num_draft,
+            num_offered=num_draft,
+            ends_prompt=is_prompt_round,
         )
 
     def _is_runnable(self, request: Request) -> bool:
@@ -186,4 +209,5 @@ def loaded(engine: FakeEngine, *, fingerprint: str = FINGERPRINT) -> LoadedEngin
         fingerprint=fingerprint,
         num_pages=engine.pool.num_pages,
         num_slots=engine.pool.num_slots,
+        ledger=Ledger(engine.pool.device),
     )

@@ -24,6 +24,7 @@ from dspark.v1.prefill_service_pb2_grpc import (
     PrefillServiceServicer,
     add_PrefillServiceServicer_to_server,
 )
+from tests.support.waiting import WAIT_S
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Key = tuple[str, int]
@@ -43,7 +44,7 @@ class Seen:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def until(self, is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def until(self, is_true: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not is_true():
                 await self._changed.wait()
@@ -236,7 +237,7 @@ class _Running:
         self._commits.note()
 
     async def until_committed(self, round_number: int) -> None:
-        await self._commits.until(lambda: self._committed_round >= round_number, timeout_s=60)
+        await self._commits.until(lambda: self._committed_round >= round_number)
 
 
 class FakePrefill(PrefillServiceServicer):
@@ -255,6 +256,7 @@ class FakePrefill(PrefillServiceServicer):
         self.start_gate = _open_gate()
         self.handoff_gate = _open_gate()
         self.done_gate = _open_gate()
+        self.renew_gate = _open_gate()
         self.says_first_token = True
         self.seen = Seen()
         self.prefills: list[prefill_service_pb2.PrefillRequest] = []
@@ -268,6 +270,8 @@ class FakePrefill(PrefillServiceServicer):
         self.connects: list[prefill_service_pb2.ConnectRequest] = []
         self.connect_failures: list[ServingError] = []
         """Raised by the next calls of Connect."""
+        self.refuses_to_connect: ServingError | None = None
+        """Raised by every call of Connect while it is set."""
 
     async def Connect(
         self, request: prefill_service_pb2.ConnectRequest, context: Context
@@ -276,6 +280,8 @@ class FakePrefill(PrefillServiceServicer):
         self.seen.note()
         if self.connect_failures:
             raise self.connect_failures.pop(0)
+        if self.refuses_to_connect is not None:
+            raise self.refuses_to_connect
         return prefill_service_pb2.ConnectResponse(transfer_engine="fake", reason="scripted")
 
     async def Prefill(
@@ -324,6 +330,7 @@ class FakePrefill(PrefillServiceServicer):
     ) -> prefill_service_pb2.RenewLeasesResponse:
         self.renewed += request.lease_ids
         self.seen.note()
+        await self.renew_gate.wait()
         ended = [lease_id for lease_id in request.lease_ids if lease_id not in self.leases]
         return prefill_service_pb2.RenewLeasesResponse(ended_lease_ids=ended)
 
@@ -354,7 +361,9 @@ class FakePrefill(PrefillServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def serving(worker: FakeDecode | FakePrefill, port: int = 0) -> AsyncIterator[RpcServer]:
+async def serving(
+    worker: FakeDecode | FakePrefill, port: int = 0, host: str = "127.0.0.1"
+) -> AsyncIterator[RpcServer]:
     """The worker behind a real port."""
 
     def register(server: grpc.aio.Server) -> None:
@@ -363,7 +372,7 @@ async def serving(worker: FakeDecode | FakePrefill, port: int = 0) -> AsyncItera
         else:
             add_PrefillServiceServicer_to_server(worker, server)
 
-    server = build_server(host="127.0.0.1", port=port, service_names=(), register=register)
+    server = build_server(host=host, port=port, service_names=(), register=register)
     await server.start()
     try:
         yield server

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from common.engine.build import EngineSettings, LoadedEngine
+from common.engine.build import LoadedEngine
+from common.engine.settings import EngineSettings
 from common.rpc import convert
 from common.rpc.channel import open_channel
 from common.rpc.server import RpcServer, build_server
+from common.telemetry.metrics import WorkerMetrics
 from common.transfer.config import TransferConfig
 from common.types import RequestContext, RequestId, SamplingParams, StopParams
 from dspark.v1 import decode_service_pb2, prefill_service_pb2
@@ -27,10 +30,14 @@ from services.prefill import app as prefill_app
 from services.prefill import servicer as prefill_servicer
 from services.prefill.config import HandoffConfig, PrefillConfig
 from services.prefill.worker import PrefillWorker
+from tests.support.waiting import WAIT_S, in_time, until
 
-WAIT_S = 10.0
-"""Far above anything that happens here; only a failing test waits so long."""
-
+FREED_S = 1.0
+"""Within which everything that a request held is free again, however it ended."""
+PATIENT = HandoffConfig(
+    negotiate_timeout_s=WAIT_S, complete_timeout_s=WAIT_S, abort_timeout_s=WAIT_S
+)
+"""A busy machine is no reason to give a peer up that answers."""
 ENGINE = EngineSettings(checkpoint_dir=Path("/not/read"))
 
 
@@ -56,16 +63,41 @@ def a_context(
     )
 
 
+class Admits:
+    """How often a decode worker was asked to admit each reservation, whatever it thought of it."""
+
+    def __init__(self, worker: DecodeWorker) -> None:
+        self.counts: Counter[str] = Counter()
+        admit = worker.admit
+
+        def counted(outbox: Any, context: Any, reservation_id: str, *rest: Any) -> None:
+            admit(outbox, context, reservation_id, *rest)
+            self.counts[reservation_id] += 1
+
+        cast(Any, worker).admit = counted
+
+
 class DecodeStream:
     """A router's stream to a decode worker."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, admits: Admits | None = None) -> None:
         self.call = call
+        self._admits = admits
         self.messages: list[decode_service_pb2.DecodeResponse] = []
         self._events: list[decode_service_pb2.DecodeEvent] = []
         self._writing = asyncio.Lock()
 
     async def admit(
+        self, context: RequestContext, reserved: Any, *, capability: bytes | None = None
+    ) -> None:
+        """Send Admit and wait until the worker has read it: other calls, sent later, could overtake it."""
+        assert self._admits is not None, "nobody counts what this worker is asked"
+        counts, reservation_id = self._admits.counts, reserved.reservation_id
+        before = counts[reservation_id]
+        await self.send_admit(context, reserved, capability=capability)
+        await until(lambda: counts[reservation_id] > before)
+
+    async def send_admit(
         self, context: RequestContext, reserved: Any, *, capability: bytes | None = None
     ) -> None:
         await self.send(
@@ -112,9 +144,9 @@ class DecodeStream:
         return getattr(event, kind)
 
     async def skip_to(self, kind: str) -> Any:
-        """The next event of this kind; others before it are dropped."""
+        """The next event of this kind; others before it are dropped, but for a failure."""
         while (event := await self._next()).WhichOneof("event") != kind:
-            pass
+            assert event.WhichOneof("event") != "failed", f"{kind} expected: {event}"
         return getattr(event, kind)
 
     async def _next(self) -> decode_service_pb2.DecodeEvent:
@@ -131,6 +163,8 @@ class Cluster:
 
     prefill: PrefillWorker
     decode: DecodeWorker
+    admits: Admits
+    """Of the decode worker."""
     prefill_address: str
     decode_address: str
     prefill_stub: Any
@@ -142,7 +176,7 @@ class Cluster:
     streams: list[DecodeStream] = field(default_factory=list)
 
     def stream(self) -> DecodeStream:
-        stream = DecodeStream(self.decode_stub.Decode())
+        stream = DecodeStream(self.decode_stub.Decode(), self.admits)
         self.streams.append(stream)
         return stream
 
@@ -178,31 +212,31 @@ class Cluster:
         """Another decode process, as it were, on the same port."""
         await self.decode.close()
         await self.decode_server.stop(0)
-        self.decode = decode_app.build_worker(self.decode_config, engine)
+        metrics = WorkerMetrics(model="fake", role="decode")
+        self.decode = decode_app.build_worker(self.decode_config, engine, metrics)
+        self.admits = Admits(self.decode)
         self.decode_server = _decode_server(self.decode, port=self.decode_server.port)
         await _start(self.decode, self.decode_server)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something inside the workers that no message announces."""
-
-        for _ in range(int(WAIT_S / 0.002)):
-            if condition():
-                return
-            await asyncio.sleep(0.002)
-        raise AssertionError("it did not come about")
+        await until(condition)
 
     async def require_clean(self) -> None:
         """Everything that was held is free again on both sides, within the second that is promised."""
         self.prefill.leases.expire()
         for lease_id in list(self.prefill.leases._leases):
             self.prefill.release_lease(lease_id)
-        await asyncio.wait_for(self.decode.reservations.wait_empty(), 1.0)
-        await asyncio.wait_for(self.prefill.wait_idle(), 1.0)
+        await in_time(self._emptied(), FREED_S)
         self.decode.reservations.check_integrity()
         for memory in (self.decode.room, self.prefill.room.memory):
             memory.check_integrity()
-            assert memory.pages.num_free == memory.pages.num_pages
-            assert memory.slots.num_free == memory.slots.num_slots
+            assert memory.num_free_pages == memory.num_pages
+            assert memory.num_free_slots == memory.num_slots
+
+    async def _emptied(self) -> None:
+        await self.decode.reservations.wait_empty()
+        await self.prefill.wait_idle()
 
 
 @contextlib.asynccontextmanager
@@ -229,12 +263,14 @@ async def cluster(
         model="fake",
         engine=ENGINE,
         port=0,
-        handoff=handoff or HandoffConfig(),
+        handoff=handoff or PATIENT,
         transfer=transfer,
         max_queued=max_queued,
     )
-    decode = decode_app.build_worker(decode_config, decode_engine)
-    prefill = prefill_app.build_worker(prefill_config, prefill_engine)
+    decode_metrics = WorkerMetrics(model="fake", role="decode")
+    decode = decode_app.build_worker(decode_config, decode_engine, decode_metrics)
+    prefill_metrics = WorkerMetrics(model="fake", role="prefill")
+    prefill = prefill_app.build_worker(prefill_config, prefill_engine, prefill_metrics)
     decode_server = _decode_server(decode, port=0)
     prefill_server = build_server(
         host="127.0.0.1",
@@ -251,6 +287,7 @@ async def cluster(
     running = Cluster(
         prefill=prefill,
         decode=decode,
+        admits=Admits(decode),
         prefill_address=prefill_server.address,
         decode_address=decode_server.address,
         prefill_stub=PrefillServiceStub(prefill_channel),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from dspark.v1 import inference_service_pb2 as pb
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
 from services.router import QueueConfig, RouterConfig, WorkerConfig, serve
 from tests.support.fake_workers import FakeDecode, FakePrefill, serving
+from tests.support.waiting import LOOK_S, WAIT_S
 
 if TYPE_CHECKING:
     from dspark.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub
@@ -43,15 +44,15 @@ class Cluster:
 
 
 def router_config(checkpoint_dir: Path) -> RouterConfig:
-    """Quick to notice and quick to give up."""
+    """Quick to ask, and in no hurry to give anybody up: a busy machine is no reason."""
     return RouterConfig(
         port=0,
         decode_addresses=("127.0.0.1:1",),
         checkpoint_dir=checkpoint_dir,
         model="tiny",
-        drain_timeout_s=5.0,
-        queue=QueueConfig(queue_timeout_s=5.0),
-        workers=WorkerConfig(poll_period_s=0.05, poll_timeout_s=1.0),
+        drain_timeout_s=WAIT_S,
+        queue=QueueConfig(queue_timeout_s=WAIT_S),
+        workers=WorkerConfig(poll_period_s=0.05, poll_timeout_s=WAIT_S, reserve_timeout_s=WAIT_S),
     )
 
 
@@ -59,7 +60,7 @@ def router_config(checkpoint_dir: Path) -> RouterConfig:
 async def cluster(
     config: RouterConfig, prefills: list[FakePrefill], decodes: list[FakeDecode]
 ) -> AsyncIterator[Cluster]:
-    """Starts everything, and checks at the end that no request is left on any worker."""
+    """Starts everything; there when the router has heard of every worker. Checks at the end that no request is left on any."""
     async with contextlib.AsyncExitStack() as stack:
         decode_servers = [await stack.enter_async_context(serving(d)) for d in decodes]
         prefill_servers = [await stack.enter_async_context(serving(p)) for p in prefills]
@@ -74,7 +75,7 @@ async def cluster(
         stop = asyncio.Event()
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(serve(config, ready=ready.set_result, stop=stop))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await asyncio.wait((ready, task), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
@@ -82,6 +83,8 @@ async def cluster(
         channel = open_channel(address)
         stub = InferenceServiceStub(channel)
         try:
+            # It is ready with the first of each role; tests count on all of them, in the order of configuration.
+            await workers_seen(stub, lambda workers: all(map(_is_there, workers)))
             yield Cluster(
                 address=address,
                 stub=stub,
@@ -96,8 +99,24 @@ async def cluster(
         finally:
             stop.set()
             await channel.close()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 await task
+
+
+async def workers_seen(
+    stub: InferenceServiceAsyncStub, is_true: Callable[[Sequence[pb.Worker]], bool]
+) -> None:
+    """Wait until the router's view of its workers is as wanted."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            listed = await stub.ListWorkers(pb.ListWorkersRequest())
+            if is_true(listed.workers):
+                return
+            await asyncio.sleep(LOOK_S)
+
+
+def _is_there(worker: pb.Worker) -> bool:
+    return worker.state in (pb.WORKER_STATE_READY, pb.WORKER_STATE_DRAINING)
 
 
 def generate_request(num_prompt: int = 8, **fields: object) -> pb.GenerateRequest:
@@ -111,5 +130,5 @@ def generate_request(num_prompt: int = 8, **fields: object) -> pb.GenerateReques
 async def collect(
     call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse],
 ) -> list[pb.GenerateResponse]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         return [response async for response in call]

@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from common.engine.build import EngineSettings, build_engine
+from common.engine.build import build_engine
+from common.engine.settings import EngineSettings
 from common.engine.memory import Memory, RequestMemory
 from common.engine.request import Request, Role
 from common.types import RequestId, SamplingParams
@@ -37,13 +39,23 @@ class Output:
 class Solo:
     """A single process that computes prompts and generates."""
 
-    def __init__(self, checkpoint_dir: Path, *, speculate: bool, num_slots: int = 16) -> None:
-        settings = EngineSettings(
-            checkpoint_dir=checkpoint_dir, speculate=speculate, num_slots=num_slots
+    def __init__(
+        self, checkpoint_dir: Path, *, speculate: bool, num_slots: int = 16, **settings: Any
+    ) -> None:
+        self.loaded = build_engine(
+            EngineSettings(
+                checkpoint_dir=checkpoint_dir,
+                speculate=speculate,
+                num_slots=num_slots,
+                **settings,
+            )
         )
-        self.loaded = build_engine(settings)
         self._engine = self.loaded.engine
-        self._memory = Memory(num_pages=self.loaded.num_pages, num_slots=num_slots)
+        self._memory = Memory(
+            num_pages=self.loaded.num_pages,
+            num_slots=num_slots,
+            num_groups=self._engine.num_groups,
+        )
         self._names = (RequestId(f"solo-{i}") for i in itertools.count())
 
     def alone(self, jobs: Sequence[Job]) -> list[Output]:
@@ -56,7 +68,7 @@ class Solo:
         running: dict[RequestId, _Running] = {}
         outputs: dict[int, Output] = {}
         while waiting or running:
-            while waiting and self._memory.slots.num_free:
+            while waiting and self._memory.num_free_slots:
                 index, job = waiting.popleft()
                 begun = self._begin(index, job)
                 running[begun.request.request_id] = begun
@@ -82,6 +94,7 @@ class Solo:
             sampling=job.sampling,
             slot=memory.slot,
             block_table=memory.take_all(),
+            group=memory.group,
         )
         self._engine.add(request)
         return _Running(index, len(job.prompt), request, memory, [])

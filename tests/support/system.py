@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 import grpc
 
-from common.engine.build import EngineSettings
+from common.engine.settings import EngineSettings
+from common.telemetry.tracing import OFF, Tracing
 from dspark.v1 import decode_service_pb2, prefill_service_pb2, worker_pb2
 from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
 from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
+from services.cli.ports import free_ports
 from services.decode.app import serve as serve_decode
 from services.decode.config import DecodeConfig
 from services.prefill.app import serve as serve_prefill
@@ -44,6 +46,7 @@ class SystemOptions:
     prefill_dtype: str = "float32"
     num_slots: int = 16
     num_pages: int | None = None
+    serves_metrics: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +82,20 @@ class EventLoop:
 class System:
     """A router with its workers, from the `with` block's start to its end."""
 
-    def __init__(self, loop: EventLoop, options: SystemOptions) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        options: SystemOptions,
+        *,
+        tracing: Callable[[str], Tracing] = lambda role: OFF,
+    ) -> None:
+        """`tracing` is asked for each role's."""
         self._loop = loop
         self._options = options
+        self._tracing = tracing
         self.address = ""
+        ports = free_ports("127.0.0.1", 3) if options.serves_metrics else (0, 0, 0)
+        self.admin_ports = dict(zip(("router", "prefill", "decode"), ports, strict=True))
         self.prefill_address = ""
         self.decode_address = ""
 
@@ -90,7 +103,9 @@ class System:
     def running(self) -> Iterator[System]:
         with contextlib.ExitStack() as services:
             self._start_workers(services)
-            self.address = services.enter_context(self._serving(serve_router, self._router()))
+            self.address = services.enter_context(
+                self._serving(serve_router, self._router(), "router")
+            )
             self._channels = [
                 services.enter_context(grpc.insecure_channel(address))
                 for address in (self.prefill_address, self.decode_address)
@@ -124,21 +139,29 @@ class System:
             num_pages=options.num_pages,
         )
         decode = DecodeConfig(
-            port=0, model="dspark-tiny", engine=engine, computes_prompts=options.computes_prompts
+            port=0,
+            admin_port=self.admin_ports["decode"],
+            model="dspark-tiny",
+            engine=engine,
+            computes_prompts=options.computes_prompts,
         )
-        self.decode_address = services.enter_context(self._serving(serve_decode, decode))
+        self.decode_address = services.enter_context(self._serving(serve_decode, decode, "decode"))
         if not options.computes_prompts:
             prefill = PrefillConfig(
                 port=0,
+                admin_port=self.admin_ports["prefill"],
                 model="dspark-tiny",
                 engine=replace(engine, dtype=options.prefill_dtype),
                 handoff=HandoffConfig(sends_drafter_state=options.sends_drafter_state),
             )
-            self.prefill_address = services.enter_context(self._serving(serve_prefill, prefill))
+            self.prefill_address = services.enter_context(
+                self._serving(serve_prefill, prefill, "prefill")
+            )
 
     def _router(self) -> RouterConfig:
         return RouterConfig(
             port=0,
+            admin_port=self.admin_ports["router"],
             model="dspark-tiny",
             checkpoint_dir=self._options.checkpoint_dir,
             decode_addresses=(self.decode_address,),
@@ -146,11 +169,12 @@ class System:
         )
 
     @contextlib.contextmanager
-    def _serving(self, serve: Service, config: object) -> Iterator[str]:
+    def _serving(self, serve: Service, config: object, role: str) -> Iterator[str]:
         """One service, from its readiness to the end of its drain."""
         stop = asyncio.Event()
         ready: concurrent.futures.Future[str] = concurrent.futures.Future()
-        ended = self._loop.submit(serve(config, ready=ready.set_result, stop=stop))
+        work = serve(config, ready=ready.set_result, stop=stop, tracing=self._tracing(role))
+        ended = self._loop.submit(work)
         try:
             either: list[concurrent.futures.Future[Any]] = [ready, ended]
             concurrent.futures.wait(

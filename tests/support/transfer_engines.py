@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import importlib
-import json
+import multiprocessing
+import os
 import signal
-import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from common.transfer.engines import open_engines
 from common.transfer.grpc_engine import GrpcTransferEngine
 from common.transfer.meeting import EngineDescriptor
 from common.transfer.memory import PoolMemory
+from tests.support.waiting import WAIT_S
 
 ONE_SIDED = ("nixl", "nixl-tcp", "mooncake")
 """nixl-tcp is nixl as it is between machines without RDMA: the receiver has to help."""
@@ -62,7 +65,7 @@ def transfer_config(name: str, monkeypatch: pytest.MonkeyPatch) -> TransferConfi
     if name == "nixl-tcp":
         monkeypatch.setenv("UCX_TLS", "tcp")
         name = "nixl"
-    return TransferConfig.named(name)
+    return replace(TransferConfig.named(name), connect_timeout_s=WAIT_S)
 
 
 def big_memory(num_pages: int) -> PoolMemory:
@@ -96,75 +99,71 @@ def open_engine(config: TransferConfig, memory: PoolMemory) -> TransferEngine:
 class PeerProcess:
     """A receiver with an engine in a process of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process, descriptor: EngineDescriptor) -> None:
-        self.descriptor = descriptor
+    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
+        self.descriptor: EngineDescriptor
         self._process = process
+        self._pipe = pipe
 
     def pause(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
+        self._process.kill()
+        await asyncio.to_thread(self._process.join)
 
     async def first_bytes(self, num_pages: int) -> list[int]:
         """The first byte of every page, as the peer sees it."""
-        return list(base64.b64decode(await self._ask({"pages": num_pages})))
+        self._pipe.send(num_pages)
+        return list(await self.said())
 
-    async def _ask(self, question: dict[str, Any]) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(question).encode() + b"\n")
-        answer: dict[str, str] = json.loads(await self._process.stdout.readline())
-        return answer["answer"]
+    async def said(self) -> Any:
+        """The next thing that it says."""
+        has_spoken = await asyncio.to_thread(self._pipe.poll, WAIT_S)
+        assert has_spoken, "the peer says nothing"
+        return self._pipe.recv()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
 
 @contextlib.asynccontextmanager
 async def peer_process(config: TransferConfig, *, num_pages: int) -> AsyncIterator[PeerProcess]:
     """A receiver that is there when this is entered, and gone when it is left."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        __name__,
-        config.engine,
-        str(num_pages),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    said = json.loads(await process.stdout.readline())
-    said["endpoint"] = base64.b64decode(said["endpoint"])
-    said["region_addresses"] = tuple(said["region_addresses"])
-    peer = PeerProcess(process, EngineDescriptor(**said))
+    # Peers are forked from a process that has imported torch, once for all of them, and nothing else that matters.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ours, theirs = context.Pipe()
+    arguments = (config, num_pages, os.environ.get("UCX_TLS"), theirs)
+    process = context.Process(target=_serve, args=arguments, daemon=True)
+    process.start()
+    theirs.close()
+    peer = PeerProcess(process, ours)
     try:
+        peer.descriptor = await peer.said()
         yield peer
     finally:
         await peer.kill()
 
 
-async def _serve(name: str, num_pages: int) -> None:
+def _serve(config: TransferConfig, num_pages: int, ucx_tls: str | None, pipe: Connection) -> None:
+    # The process that this one was forked from knows an older environment.
+    if ucx_tls is not None:
+        os.environ["UCX_TLS"] = ucx_tls
+    torch.set_num_threads(1)
+    asyncio.run(_answer(config, num_pages, pipe))
+
+
+async def _answer(config: TransferConfig, num_pages: int, pipe: Connection) -> None:
     memory = big_memory(num_pages)
-    engine = open_engine(TransferConfig.named(name), memory)
+    engine = open_engine(config, memory)
     engine.receive()
-    descriptor = engine.descriptor
-    said = {
-        "name": descriptor.name,
-        "endpoint": base64.b64encode(descriptor.endpoint).decode(),
-        "region_addresses": descriptor.region_addresses,
-        "probe_address": descriptor.probe_address,
-        "device": descriptor.device,
-    }
-    print(json.dumps(said), flush=True)
+    pipe.send(engine.descriptor)
     stride = memory.regions[0].block_stride_bytes
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        pages = range(json.loads(line)["pages"])
-        seen = bytes(memory.read(0, page * stride, 1)[0] for page in pages)
-        print(json.dumps({"answer": base64.b64encode(seen).decode()}), flush=True)
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], int(sys.argv[2])))
+    with contextlib.suppress(EOFError):
+        while True:
+            pages = range(await asyncio.to_thread(pipe.recv))
+            pipe.send(bytes(memory.read(0, page * stride, 1)[0] for page in pages))

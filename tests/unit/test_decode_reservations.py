@@ -54,7 +54,7 @@ def end(table: Reservations, reservation: Reservation) -> None:
 
 
 def free(table: Reservations) -> tuple[int, int]:
-    return table._memory.pages.num_free, table._memory.slots.num_free
+    return table._memory.num_free_pages, table._memory.num_free_slots
 
 
 async def test_room_for_the_whole_length_is_set_aside_at_once(table: Reservations) -> None:

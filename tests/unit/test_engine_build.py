@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from common.engine.build import EngineSettings, build_engine
+from common.engine.build import build_engine
+from common.engine.settings import EngineSettings
 from common.engine.config import EngineConfig
 from common.errors import CheckpointError, ConfigError
 from common.model.config import ModelConfig

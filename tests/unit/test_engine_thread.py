@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from common.engine.request import Request, Role, StepReport
+from common.engine.request import OnComputed, Request, Role, StepReport
 from common.engine.thread import Crossing, EngineThread, Steps
 from common.errors import WorkerLost
 from common.types import RequestId, SamplingParams
@@ -51,10 +51,16 @@ class ScriptedEngine:
         self.calls.append(f"remove {request_id}")
         return self.requests.pop(request_id, None)
 
+    def keep_alive(self) -> None:
+        """One rank needs none."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     def commit(self, request_id: RequestId, round_number: int) -> None:
         self.calls.append(f"commit {request_id} {round_number}")
 
-    def step(self) -> StepReport:
+    def step(self, on_computed: OnComputed | None = None) -> StepReport:
         self.is_stepping.set()
         self.permits.acquire()
         if self.crash is not None:
@@ -168,3 +174,50 @@ def test_a_sleeping_engine_is_not_busy() -> None:
     crossing.put(lambda engine: None)
     assert is_taken.wait(5)
     thread.join()
+
+
+async def test_a_call_runs_between_two_steps_on_the_engines_thread() -> None:
+    engine = ScriptedEngine()
+    engine.permits = threading.Semaphore(0)
+    worker = Worker(engine)
+    worker.thread.add(a_request("a"))
+    assert await asyncio.to_thread(engine.is_stepping.wait, 5)
+    calling = asyncio.create_task(worker.thread.call(lambda: threading.current_thread().name))
+    reported = asyncio.create_task(worker.thread.wait_reported())
+    await asyncio.sleep(0)
+    assert not calling.done()
+    engine.permits.release(1)
+    assert await asyncio.wait_for(calling, 5) == "engine"
+    assert worker.reports.qsize() == 1
+    await asyncio.wait_for(reported, 5)
+    await worker.thread.stop()
+
+
+async def test_a_call_that_fails_is_its_callers_and_the_engine_goes_on() -> None:
+    worker = Worker(ScriptedEngine())
+
+    def fail() -> None:
+        raise OSError("no room for a trace")
+
+    with pytest.raises(OSError, match="no room for a trace"):
+        await worker.thread.call(fail)
+    assert await worker.thread.call(lambda: 3) == 3
+    await worker.thread.stop()
+    with pytest.raises(WorkerLost):
+        await worker.thread.call(lambda: 3)
+
+
+async def test_a_crash_ends_calls_that_wait() -> None:
+    engine = ScriptedEngine()
+    engine.permits = threading.Semaphore(0)
+    worker = Worker(engine)
+    worker.thread.add(a_request("a"))
+    assert await asyncio.to_thread(engine.is_stepping.wait, 5)
+    calling = asyncio.create_task(worker.thread.call(lambda: 3))
+    await asyncio.sleep(0)
+    engine.crash = RuntimeError("out of memory")
+    engine.permits.release(1)
+    with pytest.raises(WorkerLost):
+        await asyncio.wait_for(calling, 5)
+    await asyncio.wait_for(worker.thread.wait_crashed(), 5)
+    await worker.thread.stop()

@@ -11,6 +11,7 @@ from common.model.kernels.cpu import CpuKernels
 from common.model.kernels.plain import PlainKernels
 from common.model.moe import MoE, swiglu
 from common.model.weights import Weights
+from common.parallel.collectives import Communicator
 from tests.support.tiny_checkpoint import config_json, random_tensors
 
 CONFIG = ModelConfig.from_json(config_json(swiglu_limit=1.0))
@@ -21,7 +22,9 @@ CPU = torch.device("cpu")
 
 def layer(index: int, kernels: Kernels) -> MoE:
     weights = Weights(TENSORS, dtype=torch.float32, device=CPU).under(f"layers.{index}.ffn")
-    return MoE(CONFIG, weights, kernels, is_hash_routed=index < CONFIG.num_hash_layers)
+    return MoE(
+        CONFIG, weights, kernels, Communicator(), is_hash_routed=index < CONFIG.num_hash_layers
+    )
 
 
 def inputs(num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +64,9 @@ def test_every_row_equals_the_token_by_token_formula(
 ) -> None:
     x, ids = inputs(num_rows)
     expected = torch.stack([slow_moe(x[n], int(ids[n]), index) for n in range(num_rows)])
-    torch.testing.assert_close(layer(index, kernels)(x, ids), expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        layer(index, kernels)(x, ids, (num_rows,)), expected, atol=2e-5, rtol=1e-5
+    )
 
 
 def test_both_ways_of_computing_experts_are_met_above() -> None:

@@ -45,7 +45,7 @@ def room(clock: Clock) -> Room:
 
 def free(room: Room) -> tuple[int, int]:
     room.memory.check_integrity()
-    return room.memory.pages.num_free, room.memory.slots.num_free
+    return room.memory.num_free_pages, room.memory.num_free_slots
 
 
 async def settle() -> None:
@@ -88,7 +88,7 @@ async def test_a_queue_has_an_end(room: Room) -> None:
 
 
 async def test_what_can_never_fit_is_refused_at_once(room: Room) -> None:
-    with pytest.raises(CapacityExhausted, match="needs 7 pages; this worker has 6"):
+    with pytest.raises(CapacityExhausted, match="needs 7 pages; at most 6 go to one request here"):
         await room.acquire(800)
 
 

@@ -1,0 +1,85 @@
+"""From parts of tensors, by official name, to bytes of files. Knows headers; reads nothing and needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from common.checkpoint.formats import stored_as, value_shape
+from common.checkpoint.headers import ITEM_BYTES, Headers, StoredTensor
+from common.checkpoint.names import official_names
+from common.checkpoint.scales import ScalePart, scale_part
+from common.checkpoint.spans import Span, Window, spans, window_of
+from common.checkpoint.storage import Storage, companions
+from common.errors import CheckpointError
+
+
+class Part(Protocol):
+    """What is wanted of a tensor; None stands for all rows or columns."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rows(self) -> slice | None: ...
+    @property
+    def columns(self) -> slice | None: ...
+
+
+class StoredParts:
+    """Where the parts of a checkpoint's tensors are."""
+
+    def __init__(self, headers: Headers) -> None:
+        self._headers = headers
+        self.names = official_names(headers)
+        """Official name to the stored one; scales are left out."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor's values."""
+        return value_shape(self._headers, self.names[name])
+
+    def window(self, part: Part) -> Window:
+        return window_of(self.shape(part.name), part.rows, part.columns)
+
+    def storage(self, matrix: StoredTensor) -> Storage:
+        return stored_as(self._headers, matrix.name)
+
+    def values_per_item(self, matrix: StoredTensor) -> int:
+        return 2 if self.storage(matrix) is Storage.FP4 else 1
+
+    def tensors(self, name: str) -> list[StoredTensor]:
+        """A matrix and its scales. Raises CheckpointError when it has none and cannot be read without."""
+        own_name = self.names[name]
+        matrix = self._headers[own_name]
+        if self.storage(matrix) is Storage.PLAIN:
+            return [matrix]
+        others = [self._headers[n] for n in companions(own_name) if n in self._headers]
+        if not others:
+            scale = companions(own_name)[0]
+            raise CheckpointError(
+                f"the checkpoint lacks tensor {scale}", metadata={"tensor": scale}
+            )
+        return [matrix, *others]
+
+    def scale_part(self, matrix: StoredTensor, scale: StoredTensor, window: Window) -> ScalePart:
+        return scale_part(self.storage(matrix), scale.shape, window)
+
+    def spans(self, part: Part) -> Iterator[tuple[Path, Span]]:
+        """All bytes of a part in the order in which they are read: scales first."""
+        matrix, *scales = self.tensors(part.name)
+        window = self.window(part)
+        for scale in scales:
+            for span in spans(scale, self.scale_part(matrix, scale, window).window):
+                yield scale.path, span
+        for span in spans(matrix, window, self.values_per_item(matrix)):
+            yield matrix.path, span
+
+    def num_bytes(self, part: Part) -> int:
+        """How many they are."""
+        matrix, *scales = self.tensors(part.name)
+        window = self.window(part)
+        num_items = window.num_values // self.values_per_item(matrix)
+        return num_items * ITEM_BYTES[matrix.dtype] + sum(
+            self.scale_part(matrix, scale, window).window.num_values * ITEM_BYTES[scale.dtype]
+            for scale in scales
+        )

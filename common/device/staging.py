@@ -1,0 +1,92 @@
+"""The way of values from host memory to a device: through a few host buffers that are used again and again.
+
+Knows tensors; not where their values come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from common.device.backend import Backend
+
+BUFFER_BYTES = 16 << 20
+NUM_BUFFERS = 2
+"""One is filled while the other is copied from."""
+
+
+class Staging:
+    """Host memory of at most `num_buffers` x `buffer_bytes`, whatever passes through. One thread uses it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        num_buffers: int = NUM_BUFFERS,
+    ) -> None:
+        self._backend = backend
+        self._buffer_bytes = buffer_bytes
+        self._num_buffers = num_buffers
+        self._buffers: list[tuple[torch.Tensor, Callable[[], None]]] = []
+        """Least recently used first, each with the wait for its last copy."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Host memory in buffers; it goes with this object."""
+        return sum(buffer.nbytes for buffer, _ in self._buffers)
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
+        """Copy host values into memory of the same shape, cast to its type.
+
+        `source` may change once this returns; on a device `into` has its values for everything that is started later.
+        """
+        if into.device.type in ("cpu", "meta"):
+            _copy_on_host(source, into)
+        else:
+            self.stage(source, into)
+
+    def stage(self, source: torch.Tensor, into: torch.Tensor) -> None:
+        """The same by way of the buffers, wherever `into` is."""
+        for part, room in _parts(source, into, self._buffer_bytes // into.element_size()):
+            buffer = self._free_buffer()
+            filled = buffer[: room.nbytes].view(room.dtype).view(room.shape)
+            filled.copy_(part)
+            self._buffers.append((buffer, self._backend.start_copy(filled, room)))
+
+    def wait(self) -> None:
+        """Until every copy has ended."""
+        for _, ended in self._buffers:
+            ended()
+
+    def _free_buffer(self) -> torch.Tensor:
+        if len(self._buffers) < self._num_buffers:
+            return self._backend.host_buffer(self._buffer_bytes)
+        buffer, ended = self._buffers.pop(0)
+        ended()
+        return buffer
+
+
+def _copy_on_host(source: torch.Tensor, into: torch.Tensor) -> None:
+    if into.dim() == 2 and not into.is_contiguous() and into.T.is_contiguous():
+        # Torch is quick to transpose from a contiguous matrix of the same type into a contiguous one.
+        source, into = source.to(into.dtype).T, into.T
+    into.copy_(source)
+
+
+def _parts(
+    source: torch.Tensor, into: torch.Tensor, largest: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both, cut alike into parts of at most `largest` elements."""
+    if into.numel() <= largest:
+        if into.numel():
+            yield source, into
+        return
+    rows = max(1, largest // max(1, into[0].numel()))
+    for begin in range(0, into.shape[0], rows):
+        part, room = source[begin : begin + rows], into[begin : begin + rows]
+        if room.numel() > largest:
+            yield from _parts(part[0], room[0], largest)
+        else:
+            yield part, room

@@ -1,0 +1,104 @@
+"""One rank of a mesh: applies what the first rank tells, runs its group's part of a step, answers. Knows no services."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from common.engine.advance import advance_chunk, advance_round
+from common.engine.clock import PhaseClock
+from common.engine.exchange import StateExchange
+from common.engine.messages import StepMessage, outputs_to_bytes
+from common.engine.outputs import RequestOutput
+from common.engine.request import Request
+from common.engine.runner import Runner, StepRows
+from common.engine.scheduler import ScheduledRequest
+from common.kv_cache.replicas import row_digests
+from common.parallel.collectives import Communicator
+from common.parallel.link import Link
+from common.types import RequestId
+
+
+class MeshRank:
+    """What every rank of a mesh does in a step."""
+
+    def __init__(
+        self, runner: Runner, exchange: StateExchange, link: Link, *, checks_replicas: bool
+    ) -> None:
+        self.runner = runner
+        self.exchange = exchange
+        self.link = link
+        self._checks_replicas = checks_replicas
+
+    @property
+    def comm(self) -> Communicator:
+        return self.runner.model.comm
+
+    def run(
+        self, step: Sequence[ScheduledRequest], rows: StepRows, clock: PhaseClock
+    ) -> list[RequestOutput | None]:
+        """This rank's group's part of a step, which all ranks run at the same time."""
+        outputs = self.runner.run(step, rows, clock)
+        if self._checks_replicas:
+            for scheduled, output in zip(step, outputs, strict=True):
+                self._require_equal_replicas(scheduled, output)
+        return outputs
+
+    def _require_equal_replicas(
+        self, scheduled: ScheduledRequest, output: RequestOutput | None
+    ) -> None:
+        """Compare a request's rows over the ranks of its group: all of them go on from the same state."""
+        request = scheduled.request
+        num_accepted = output.num_accepted if output else 0
+        num_tokens = request.num_computed + scheduled.num_tokens + num_accepted
+        digests = row_digests(self.runner.pool, request.block_table, request.slot, num_tokens)
+        everywhere = self.comm.tp.gather(torch.tensor(list(digests.values())))
+        for name, values in zip(digests, torch.stack(everywhere).T.tolist(), strict=True):
+            assert len(set(values)) == 1, (
+                f"{request.request_id}: replicas of region {name} differ at {num_tokens} tokens: {values}"
+            )
+
+
+class Follower:
+    """Every rank but the first: keeps its group's requests as the first rank's scheduler sees them."""
+
+    def __init__(self, rank: MeshRank) -> None:
+        self._rank = rank
+        self._shard = rank.comm.shard
+        self._requests: dict[RequestId, Request] = {}
+
+    def follow(self) -> None:
+        """Run steps until told that there are no more. Raises RuntimeError when the first rank is gone."""
+        link = self._rank.link
+        while not (message := StepMessage.from_bytes(link.hear())).is_last:
+            self._apply(message)
+
+    def _apply(self, message: StepMessage) -> None:
+        for change in message.changes:
+            if not isinstance(change, Request):
+                self._requests.pop(change, None)
+            elif change.group == self._shard.dp_rank:
+                self._requests[change.request_id] = change
+                self._rank.exchange.adopt(change)
+                self._rank.runner.adopt(change)
+        if not message.steps:
+            return
+        group = self._shard.dp_rank
+        step = [
+            ScheduledRequest(
+                request=self._requests[run.request_id],
+                num_tokens=run.num_tokens,
+                num_draft=run.num_draft,
+            )
+            for run in message.steps[group]
+        ]
+        outputs = self._rank.run(step, message.rows, PhaseClock())
+        if group and self._shard.is_leader and step:
+            self._rank.exchange.publish(group, step)
+            self._rank.link.send(0, outputs_to_bytes(outputs))
+        for scheduled, output in zip(step, outputs, strict=True):
+            if output is None:
+                advance_chunk(scheduled)
+            else:
+                advance_round(scheduled, output)

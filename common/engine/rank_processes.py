@@ -1,0 +1,97 @@
+"""The other ranks of this node as processes, seen from the first rank or from a node that has no service. Knows no torch.
+
+One child is started, imports everything once and forks the ranks. It tells of the first rank that ends before its time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import common
+from common.config import child_environment
+from common.engine.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+NOTICE_S = 5.0
+"""How long the news of a dead rank may take longer than the failure of a collective."""
+END_S = 10.0
+"""What ranks get to end by themselves."""
+
+
+class RankProcesses:
+    """Ranks that live until their first rank tells them to end, or until the pipe that this process holds is closed."""
+
+    def __init__(
+        self, settings: EngineSettings, ranks: Sequence[int], *, address: str, num_threads: int
+    ) -> None:
+        self._reason: str | None = None
+        self._has_news = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        if not ranks:
+            return
+        environment = child_environment(num_threads)
+        environment["PYTHONPATH"] = str(Path(common.__file__).parent.parent)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "common.engine.rank_host"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        order = {
+            "settings": settings.to_json(),
+            "ranks": list(ranks),
+            "address": address,
+            "num_threads": num_threads,
+            "log_level": logging.getLogger().getEffectiveLevel(),
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        threading.Thread(target=self._listen, name="ranks", daemon=True).start()
+
+    def why_lost_now(self) -> str | None:
+        """Why the first rank that was lost has ended; None when all live as far as is known."""
+        return self._reason
+
+    def why_lost(self) -> str | None:
+        """The same after a collective has failed: waits a little for the news."""
+        if self._process is not None and self._process.poll() is None:
+            self._has_news.wait(NOTICE_S)
+        return self._reason
+
+    def wait_ended(self) -> None:
+        """Wait until all ranks have ended, which they were told to; kill those that do not."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            logger.warning("ranks did not end within %s s and are killed", END_S)
+            self.kill()
+
+    def wait(self) -> int:
+        """Wait until the ranks have ended, however long they live; the exit code."""
+        return 0 if self._process is None else self._process.wait()
+
+    def kill(self) -> None:
+        """End all ranks now: their host does so when this end of its pipe is closed."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait()
+
+    def _listen(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        for line in self._process.stdout:
+            if self._reason is None:
+                self._reason = json.loads(line)["reason"]
+                logger.error("%s", self._reason)
+                self._has_news.set()
+        self._has_news.set()
