@@ -142,8 +142,14 @@ def _short_flags(settings_class: type[Settings], flat: Sequence[str]) -> dict[st
     chosen: dict[str, str] = {}
     for wanted, name in itertools.product(flat, known_settings(settings_class)):
         section, _, last = name.rpartition(".")
-        if wanted in (name, section) and section and last not in settings_class.model_fields:
-            chosen.setdefault(last.replace("_", "-"), name.replace("_", "-"))
+        below = name.removeprefix(f"{wanted}.")
+        short = last if wanted == name else below
+        if (
+            section
+            and (wanted == name or below != name)
+            and short not in settings_class.model_fields
+        ):
+            chosen.setdefault(short.replace("_", "-"), name.replace("_", "-"))
     return {long: short for short, long in chosen.items()}
 
 
@@ -155,9 +161,16 @@ def known_settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from known_settings(field.annotation, f"{prefix}{name}.")
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def num_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores that this process may use; in a container, which sees all of its machine, those that its limit is worth."""
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    try:
+        allowed, period = quota.read_text().split()
+        return max(1, min(count, int(allowed) // int(period)))
+    except (OSError, ValueError):  # no such file, or "max" for no limit
+        return count
 
 
 def limit_threads(num_threads: int) -> None:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from common.checkpoint.reader import Progress
-from common.config import num_cores
 from common.device.select import open_backend
 from common.engine.build_rank import BuiltRank, build_rank
 from common.engine.exchange import StateExchange
@@ -42,7 +41,7 @@ def start_mesh(
     world = settings.mesh.num_ranks
     host, store = _open_store(settings)
     # Replicas must be equal in every bit, and a matrix product's depend on how many threads share it.
-    num_threads = max(1, num_cores() // num_local)
+    num_threads = max(1, torch.get_num_threads() // num_local)
     torch.set_num_threads(num_threads)
     processes = RankProcesses(
         settings, range(1, num_local), address=f"{host}:{store.port}", num_threads=num_threads
@@ -56,6 +55,18 @@ def start_mesh(
         raise
     assert built.whole is not None
     return MeshRanks(rank, built.whole, processes), built
+
+
+def start_node(settings: EngineSettings) -> RankProcesses:
+    """Start the ranks of another node than the first, whose service they belong to."""
+    num_local = _num_local(settings)
+    first = settings.rendezvous.node_rank * num_local
+    return RankProcesses(
+        settings,
+        range(first, first + num_local),
+        address=settings.rendezvous.address,
+        num_threads=max(1, torch.get_num_threads() // num_local),
+    )
 
 
 def run_follower(settings: EngineSettings, *, rank: int, local_rank: int, address: str) -> None:

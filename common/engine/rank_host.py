@@ -20,6 +20,7 @@ import torch
 from common.engine.mesh_start import run_follower
 from common.engine.settings import EngineSettings
 from common.parallel.shard import Shard
+from common.telemetry.logging import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,6 @@ OK, FAILED = 0, 1
 def main() -> NoReturn:
     """Fork, then watch until all ranks have ended."""
     order = json.loads(sys.stdin.readline())
-    logging.basicConfig(level=order["log_level"], stream=sys.stderr, format="%(message)s")
     settings = EngineSettings.from_json(order["settings"])
     ranks: dict[int, int] = {}
     for rank in order["ranks"]:
@@ -45,6 +45,7 @@ def _be_rank(settings: EngineSettings, order: dict[str, Any], rank: int) -> NoRe
     """A forked child from here to its end; nothing of the host's own may run in it."""
     code = FAILED
     try:
+        configure_logging(level=order["log_level"], format="auto", role=f"rank {rank}")
         torch.set_num_threads(order["num_threads"])
         num_local = settings.mesh.num_ranks // settings.rendezvous.num_nodes
         run_follower(settings, rank=rank, local_rank=rank % num_local, address=order["address"])

@@ -50,7 +50,7 @@ class RankProcesses:
             "ranks": list(ranks),
             "address": address,
             "num_threads": num_threads,
-            "log_level": logging.getLogger().getEffectiveLevel(),
+            "log_level": logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower(),
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")

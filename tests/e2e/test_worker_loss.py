@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,19 +17,17 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dspark.v1 import inference_service_pb2 as pb
 from dspark.v1 import prefill_service_pb2, types_pb2
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
 from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
-from services.cli.ports import free_ports
+from tests.support.processes import CALL_S, START_S, process, wait_all_known, wait_serving
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-START_S = 120.0
-NUM_TOKENS = 96
+NUM_TOKENS = 320
+"""So many that the answer is far from its end when a worker is hit."""
 DISTURBED_AFTER = 24
 """Tokens that have arrived when a worker is hit."""
 
@@ -58,19 +54,20 @@ class Deployment:
     def num_lease_handoffs(self) -> int:
         """Times that the prefill worker handed over what it had instead of computing it."""
         question = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
-        info = self.prefill.GetWorkerInfo(question, timeout=10).info
+        info = self.prefill.GetWorkerInfo(question, timeout=CALL_S).info
         return int(info.details["lease_handoffs"])
 
     def busy(self) -> subprocess.Popen[bytes]:
-        """The decode process that has the request."""
-        workers = self.stub.ListWorkers(pb.ListWorkersRequest(), timeout=10).workers
-        (address,) = [
-            w.address for w in workers if w.running_requests and w.address in self.decodes
-        ]
-        return self.decodes[address]
+        """The decode process that has the request, once the router knows that the prefill worker is done with it."""
+        while True:
+            workers = self.stub.ListWorkers(pb.ListWorkersRequest(), timeout=CALL_S).workers
+            busy = [worker.address for worker in workers if worker.running_requests]
+            assert busy, "the answer was over before a worker could be hit"
+            if len(busy) == 1 and busy[0] in self.decodes:
+                return self.decodes[busy[0]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def deployment(shipped_checkpoint: Path) -> Iterator[Deployment]:
     with contextlib.ExitStack() as stack:
         prefill, *decodes = (
@@ -94,10 +91,12 @@ def deployment(shipped_checkpoint: Path) -> Iterator[Deployment]:
         )
 
 
-@pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
+# In this order: a worker that stalled comes back.
+@pytest.mark.parametrize("hit", [signal.SIGSTOP, signal.SIGKILL], ids=["stalls", "dies"])
 def test_a_lost_decode_worker_costs_no_token(
     deployment: Deployment, hit: signal.Signals, figure: Callable[[str], None]
 ) -> None:
+    num_lease_handoffs = deployment.num_lease_handoffs()
     undisturbed = [token for message in deployment.ask() for token in message.token_ids]
     tokens: list[int] = []
     victim = None
@@ -109,54 +108,11 @@ def test_a_lost_decode_worker_costs_no_token(
             victim = deployment.busy()
             victim.send_signal(hit)
     assert tokens == undisturbed
-    assert message.completion.route.replacements == 1
-    assert deployment.num_lease_handoffs() == 1
+    assert message.completion.route.replacements >= 1
+    assert deployment.num_lease_handoffs() > num_lease_handoffs
     pauses = [after - before for before, after in itertools.pairwise(arrivals)]
+    if hit is signal.SIGSTOP:
+        assert victim is not None
+        victim.send_signal(signal.SIGCONT)
+        wait_all_known(deployment.stub)
     figure(f"longest pause when a decode worker gets {hit.name}: {max(pauses):.2f} s")
-
-
-@contextlib.contextmanager
-def process(
-    role: str, checkpoint: Path, *flags: str, port: int | None = None
-) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A service on a port of its own unless one is given, killed at the end whatever state it is in."""
-    if port is None:
-        (port,) = free_ports("127.0.0.1", 1)
-    command = [sys.executable, "-m", "services.cli", role, "--model", str(checkpoint)]
-    command += ["--port", str(port), *flags]
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "sdk")))
-    running = subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield f"127.0.0.1:{port}", running
-    finally:
-        running.kill()
-        running.wait()
-
-
-def wait_serving(address: str) -> None:
-    """Return once the service says that it is ready."""
-    with grpc.insecure_channel(address) as channel:
-        statuses = health_pb2_grpc.HealthStub(channel).Watch(
-            health_pb2.HealthCheckRequest(service="readiness"),
-            timeout=START_S,
-            wait_for_ready=True,
-        )
-        for status in statuses:
-            if status.status == health_pb2.HealthCheckResponse.SERVING:
-                return
-    raise AssertionError(f"{address} never became ready")
-
-
-def wait_all_known(stub: InferenceServiceStub) -> None:
-    """Return once the router has heard of the last worker, which is a matter of half a second."""
-    deadline = time.monotonic() + START_S
-    while True:
-        workers = stub.ListWorkers(pb.ListWorkersRequest(), timeout=10).workers
-        if all(worker.state == pb.WORKER_STATE_READY for worker in workers):
-            return
-        assert time.monotonic() < deadline, f"workers are not ready: {workers}"
