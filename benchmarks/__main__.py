@@ -1,4 +1,4 @@
-"""`python -m benchmarks [main|engine|load|transfer]`: measure, print a table, write `benchmarks/results/<name>.json`."""
+"""`python -m benchmarks [main|engine|load|metrics|transfer]`: measure, print a table, write `benchmarks/results/<name>.json`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from benchmarks.engine import run_engine
 from benchmarks.environment import environment
 from benchmarks.handoffs import run_handoffs
 from benchmarks.loading import run_loading
+from benchmarks.metrics import run_metrics
+from benchmarks.overheads import run_overheads
 from benchmarks.suite import Effort, run_main
 from benchmarks.transfer import run_transfer
 from common.checkpoint.folder import DEFAULT_MODEL, checkpoint_folder
@@ -41,11 +43,14 @@ def main() -> int:
         figures = run_engine(checkpoint_dir, say)
     elif options.name == "load":
         figures = run_loading(checkpoint_dir, say)
+    elif options.name == "metrics":
+        figures = run_metrics(checkpoint_dir, say, num_turns=2 if options.quick else 8)
     elif options.name == "transfer":
         say("transfer engines, memcpy and raw TCP")
         figures = {
             **run_transfer(1 if options.quick else 5),
             **asyncio.run(run_handoffs(str(checkpoint_dir), checkpoint_dir, say)),
+            **asyncio.run(run_overheads(str(checkpoint_dir), checkpoint_dir, say)),
         }
         report.show_transfer(console, figures)
     else:
@@ -62,7 +67,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "name", nargs="?", default="main", choices=("main", "engine", "load", "transfer")
+        "name", nargs="?", default="main", choices=("main", "engine", "load", "metrics", "transfer")
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="checkpoint folder or shipped name")
     parser.add_argument("--quick", action="store_true", help="once through, for a first look")

@@ -6,6 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from pydantic_settings import CliApp
+
+from common.config import child_environment
+from services.cli.children import Child
 from services.cli.deployment import Deployment, plans
 from services.cli.settings import AllSettings
 from services.cli.timeline import Timeline
@@ -15,19 +19,13 @@ STOP_S = 10.0
 
 
 @contextlib.asynccontextmanager
-async def deployed(
-    model: str, *, speculate: bool, prefill_admin_port: int = 0
-) -> AsyncIterator[str]:
-    """The address of a router in front of one prefill and one decode worker; all gone at the end.
-
-    The prefill worker serves its metrics at a port other than 0.
-    """
+async def deployed(model: str, *, speculate: bool) -> AsyncIterator[str]:
+    """The address of a router in front of one prefill and one decode worker; all gone at the end."""
     settings = AllSettings.model_validate(
         {
             "model": model,
             "router": {"port": 0},
             "engine": {"speculate": speculate},
-            "prefill": {"admin_port": prefill_admin_port},
             "log": {"level": "warning"},
         }
     )
@@ -36,6 +34,37 @@ async def deployed(
         yield await _ready(deployment)
     finally:
         await deployment.stop(STOP_S)
+
+
+@contextlib.asynccontextmanager
+async def workers(model: str, *commands: str) -> AsyncIterator[list[str]]:
+    """Addresses of a worker for each command, "prefill" or "decode", with no router; all gone at the end."""
+    timeline, children = Timeline(), []
+    settings = AllSettings.model_validate({"model": model, "log": {"level": "warning"}})
+    try:
+        for plan in plans(settings):
+            if plan.command in commands:
+                arguments = [plan.command, *CliApp.serialize(plan.settings)]
+                environment = child_environment(plan.num_threads)
+                report = timeline.reporter(plan.name)
+                children.append(await Child.start(plan.name, arguments, environment, report))
+        yield [await _address(child) for child in children]
+    finally:
+        await asyncio.gather(*(child.stop(STOP_S) for child in children))
+
+
+async def _address(child: Child) -> str:
+    """The address, or at once the reason why there will be none."""
+    death = asyncio.ensure_future(child.death())
+    try:
+        await asyncio.wait(
+            (child.ready, death), timeout=READY_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if death.done():
+            raise death.result()
+        return child.ready.result()
+    finally:
+        death.cancel()
 
 
 async def _ready(deployment: Deployment) -> str:

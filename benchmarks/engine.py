@@ -12,9 +12,9 @@ import torch
 from benchmarks.prompts import load_prompts
 from benchmarks.suite import tokens_of
 from common.engine.build import LoadedEngine, build_engine
-from common.engine.settings import EngineSettings
 from common.engine.memory import Memory
 from common.engine.request import Request, Role
+from common.engine.settings import EngineSettings
 from common.tokenizer import Tokenizer
 from common.types import RequestId, SamplingParams
 

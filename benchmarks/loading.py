@@ -5,6 +5,8 @@ Knows files and processes; every measurement is a process of its own, as the hig
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -13,7 +15,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,6 +27,13 @@ from safetensors import safe_open
 from common.checkpoint.formats import CheckpointFormat
 from common.checkpoint.headers import read_headers, shard_paths
 from common.checkpoint.loader import load_model
+from common.checkpoint.rehearsal import asked_parts
+from common.checkpoint.stored_parts import StoredParts
+from common.model.config import ModelConfig
+from common.model.weights import TensorPart
+from common.parallel.collectives import Communicator
+from common.parallel.mesh import MeshShape
+from common.parallel.shard import Shard
 from tools.make_sparse_checkpoint import Published, make_sparse_checkpoint
 
 REPEATS = 3
@@ -36,8 +48,22 @@ SIZES = {
 }
 """Changes to the shipped model's configuration that make it about 2 GB of BF16."""
 
-Measured = tuple[float, int]
-"""Seconds, and bytes by which the highest resident memory exceeds that before."""
+MESHES = {"1_rank": MeshShape(), "4_ranks": MeshShape(tp=4, ep=4)}
+BARRIER_S = 120.0
+"""How long the first process waits for the last one to be there."""
+
+Way = Callable[[Path, Shard], Callable[[], object]]
+"""Prepares what is no part of reading, and gives what is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One loading by all ranks at once."""
+
+    seconds: float
+    """From the first one's start to the last one's end."""
+    peak_bytes: int
+    """By which the highest resident memory of a process exceeds that before, of the process where that is most."""
 
 
 def run_loading(checkpoint_dir: Path, say: Callable[[str], None]) -> dict[str, float]:
@@ -48,24 +74,36 @@ def run_loading(checkpoint_dir: Path, say: Callable[[str], None]) -> dict[str, f
         num_bytes = sum(tensor.num_bytes for tensor in read_headers(folder).values())
         figures["load.checkpoint_bytes"] = num_bytes
         say(f"generated {num_bytes / 1e9:.2f} GB in {len(shard_paths(folder))} files")
-        for cache in ("cold", "warm"):
+        for (ranks, mesh), cache in itertools.product(MESHES.items(), ("cold", "warm")):
+            prefix = f"load.{cache}.{ranks}"
+            read_bytes = sum(_rank_bytes(folder, shard) for shard in _shards(mesh))
+            figures[f"{prefix}.read_bytes"] = read_bytes
             runs: dict[str, list[Measured]] = {name: [] for name in WAYS}
             # By turns, so that whatever else the machine does falls on both.
             for _ in range(REPEATS):
                 for name, way in WAYS.items():
-                    runs[name].append(_measure(way, folder, is_cold=cache == "cold"))
-            prefix = f"load.{cache}.1_rank"
+                    runs[name].append(_measure(way, folder, mesh, is_cold=cache == "cold"))
             for name, measured in runs.items():
-                seconds = statistics.median(m[0] for m in measured)
-                peak = statistics.median(m[1] for m in measured)
+                seconds = statistics.median(m.seconds for m in measured)
+                peak = statistics.median(m.peak_bytes for m in measured)
                 figures[f"{prefix}.{name}_s"] = seconds
-                figures[f"{prefix}.{name}_mb_per_s"] = num_bytes / 1e6 / seconds
+                figures[f"{prefix}.{name}_mb_per_s"] = read_bytes / 1e6 / seconds
                 figures[f"{prefix}.{name}_peak_bytes"] = peak
-                say(f"{prefix}.{name}: {seconds:.2f} s, peak {peak / 1e9:.2f} GB")
+                say(f"{prefix}.{name}: {seconds:.2f} s, peak {peak / 1e9:.2f} GB a rank")
             figures[f"{prefix}.ours_over_safetensors"] = (
                 figures[f"{prefix}.ours_s"] / figures[f"{prefix}.safetensors_s"]
             )
     return figures
+
+
+def _shards(mesh: MeshShape) -> list[Shard]:
+    return [Shard(mesh=mesh, rank=rank) for rank in range(mesh.num_ranks)]
+
+
+def _rank_bytes(folder: Path, shard: Shard) -> int:
+    headers = read_headers(folder)
+    parts = StoredParts(headers)
+    return sum(map(parts.num_bytes, asked_parts(ModelConfig.load(folder), headers, shard)))
 
 
 def _generate(checkpoint_dir: Path, folder: Path) -> Path:
@@ -86,7 +124,7 @@ def _generate(checkpoint_dir: Path, folder: Path) -> Path:
     return folder
 
 
-def _measure(way: Callable[[Path], object], folder: Path, *, is_cold: bool) -> Measured:
+def _measure(way: Way, folder: Path, mesh: MeshShape, *, is_cold: bool) -> Measured:
     for path in shard_paths(folder):
         with path.open("rb") as file:
             if is_cold:
@@ -94,35 +132,81 @@ def _measure(way: Callable[[Path], object], folder: Path, *, is_cold: bool) -> M
             else:
                 while file.read(64 << 20):
                     pass
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_timed, (way, folder))
+    spawn = multiprocessing.get_context("spawn")
+    barrier = spawn.Barrier(mesh.num_ranks)
+    with spawn.Pool(mesh.num_ranks, initializer=_wait_at, initargs=(barrier,)) as pool:
+        calls = [pool.apply_async(_timed, (way, folder, shard)) for shard in _shards(mesh)]
+        ranks = [call.get(timeout=10 * BARRIER_S) for call in calls]
+    return Measured(
+        seconds=max(rank.ended for rank in ranks) - min(rank.began for rank in ranks),
+        peak_bytes=max(rank.peak_bytes for rank in ranks),
+    )
 
 
-def _timed(way: Callable[[Path], object], folder: Path) -> Measured:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """One rank, by the machine's clock."""
+
+    began: float
+    ended: float
+    peak_bytes: int
+
+
+_barrier: Barrier | None = None
+
+
+def _wait_at(barrier: Barrier) -> None:
+    """A pool's processes share nothing but what they are given at their start."""
+    global _barrier
+    _barrier = barrier
+
+
+def _timed(way: Way, folder: Path, shard: Shard) -> _Timed:
     torch.set_num_threads(1)
+    read = way(folder, shard)
+    assert _barrier is not None
+    _barrier.wait(BARRIER_S)
     before = _resident_bytes()
-    began = time.perf_counter()
-    held = way(folder)
-    seconds = time.perf_counter() - began
+    began = time.monotonic()
+    held = read()
+    ended = time.monotonic()
     peak = _peak_bytes() - before
     del held
-    return seconds, peak
+    return _Timed(began=began, ended=ended, peak_bytes=peak)
 
 
-def _load(folder: Path) -> object:
-    return load_model(folder, dtype=torch.bfloat16, device=torch.device("cpu"))
+def _load(folder: Path, shard: Shard) -> Callable[[], object]:
+    """Headers, contract and all."""
+    return lambda: load_model(
+        folder, dtype=torch.bfloat16, device=torch.device("cpu"), comm=Communicator(shard)
+    )
 
 
-def _read_with_safetensors(folder: Path) -> object:
-    """Every tensor as the process's own, as a model needs it; without the copy nothing would be read yet."""
-    tensors: dict[str, torch.Tensor] = {}
-    for path in shard_paths(folder):
-        with safe_open(path, framework="pt") as file:
-            tensors |= {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    return tensors
+def _read_with_safetensors(folder: Path, shard: Shard) -> Callable[[], object]:
+    """The same parts as the process's own, as a model needs them; without the copy nothing would be read yet."""
+    headers = read_headers(folder)
+    parts = asked_parts(ModelConfig.load(folder), headers, shard)
+
+    def read() -> list[torch.Tensor]:
+        with contextlib.ExitStack() as stack:
+            files = {
+                path: stack.enter_context(safe_open(path, framework="pt"))
+                for path in shard_paths(folder)
+            }
+            return [_cut(files[headers[part.name].path], part).clone() for part in parts]
+
+    return read
 
 
-WAYS: dict[str, Callable[[Path], object]] = {"ours": _load, "safetensors": _read_with_safetensors}
+def _cut(file: safe_open, part: TensorPart) -> torch.Tensor:
+    if part.is_whole:
+        return cast(torch.Tensor, file.get_tensor(part.name))
+    stored = file.get_slice(part.name)
+    rows = part.rows or slice(None)
+    return cast(torch.Tensor, stored[rows] if part.columns is None else stored[rows, part.columns])
+
+
+WAYS: dict[str, Way] = {"ours": _load, "safetensors": _read_with_safetensors}
 
 
 def _resident_bytes() -> int:

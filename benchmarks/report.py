@@ -32,12 +32,26 @@ def show_transfer(console: Console, figures: Mapping[str, Value]) -> None:
     for name, value in figures.items():
         if isinstance(value, str) and name.startswith("transfer."):
             console.print(f"{name.removeprefix('transfer.')}: {value}", highlight=False)
-    p50, p99, mean, wire = (
-        _milliseconds(figures[f"transfer.handoff.{name}"])
-        for name in ("p50_s", "p99_s", "mean_s", "wire_mean_s")
+    for title, name in (
+        ("hand-off as the router waits for it", "handoff"),
+        ("hand-off beyond the wire, to the acknowledgement", "handoff.beyond_wire"),
+        ("hand-off beyond the wire, to running", "handoff.request_beyond_wire"),
+        ("first verified round after the first token", "handoff.first_round"),
+        ("on the wire, overlapped or not", "handoff.wire"),
+    ):
+        p50, p99 = (_milliseconds(figures[f"transfer.{name}.{p}_s"], 1) for p in ("p50", "p99"))
+        console.print(f"{title}: p50 {p50}, p99 {p99}", highlight=False)
+    usual, most = (
+        _milliseconds(figures[f"transfer.cold_pair.penalty_{p}_s"], 1) for p in ("p50", "max")
     )
-    console.print(f"hand-off: p50 {p50}, p99 {p99} for requests")
-    console.print(f"hand-off: mean {mean} for the prefill worker, of which the wire {wire}")
+    console.print(f"workers that never met: later by {usual}, at most {most}", highlight=False)
+    for name, value in figures.items():
+        if name.endswith("late_share_max") and not isinstance(value, str):
+            handoffs = name.removeprefix("transfer.").removesuffix(".late_share_max")
+            console.print(f"{handoffs}: {value:.0%} at most arrives after the first token")
+        if name.endswith(".over_bare") and not isinstance(value, str):
+            pattern = name.removeprefix("transfer.nixl.").removesuffix(".over_bare")
+            console.print(f"nixl: {value:.0%} of what bare NIXL gives ({pattern})", highlight=False)
 
 
 def _speed_table(figures: Mapping[str, Value]) -> Table:
@@ -87,6 +101,6 @@ def _rate(value: Value) -> str:
     return f"{value:.0f}"
 
 
-def _milliseconds(value: Value) -> str:
+def _milliseconds(value: Value, digits: int = 0) -> str:
     assert not isinstance(value, str)
-    return f"{value * 1000:.0f} ms"
+    return f"{value * 1000:.{digits}f} ms"

@@ -15,6 +15,7 @@ class ErrorKind(enum.Enum):
     INVALID_ARGUMENT = "invalid_argument"
     NOT_FOUND = "not_found"
     UNAUTHENTICATED = "unauthenticated"
+    PERMISSION_DENIED = "permission_denied"
     FAILED_PRECONDITION = "failed_precondition"
     RESOURCE_EXHAUSTED = "resource_exhausted"
     UNAVAILABLE = "unavailable"
@@ -95,6 +96,20 @@ class CapabilityRefused(ServingError):
     reason = "CAPABILITY_REFUSED"
 
 
+class AdminKeyRequired(ServingError):
+    """Only who has the admin key may ask this."""
+
+    kind = ErrorKind.PERMISSION_DENIED
+    reason = "ADMIN_KEY_REQUIRED"
+
+
+class NothingRecorded(ServingError):
+    """A recording ended before there was anything to record."""
+
+    kind = ErrorKind.FAILED_PRECONDITION
+    reason = "NOTHING_RECORDED"
+
+
 class ContractMismatch(ServingError):
     """Two sides of a hand-off disagree; the message names the field and both values."""
 
@@ -148,6 +163,12 @@ class WorkerLost(ServingError):
 
     kind = ErrorKind.UNAVAILABLE
     reason = "WORKER_LOST"
+
+
+class EngineFailed(ServingError):
+    """The engine of this process is gone, and only another process brings a new one."""
+
+    reason = "ENGINE_ERROR"
 
 
 class StreamInterrupted(ServingError):

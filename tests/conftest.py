@@ -9,7 +9,13 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-hypothesis.settings.register_profile("dspark", derandomize=True, deadline=None)
+hypothesis.settings.register_profile(
+    "dspark",
+    derandomize=True,
+    deadline=None,
+    # A busy machine makes up examples slowly too.
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("dspark")
 
 EXIT_STATUS = pytest.StashKey[int]()
@@ -27,6 +33,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(config.stash[EXIT_STATUS])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked with a device that cannot be used here, with what is missing as the reason."""
+    for mark in item.iter_markers("device"):
+        from common.device.select import open_backend
+        from common.errors import ConfigError
+
+        try:
+            open_backend(mark.args[0])
+        except ConfigError as error:
+            pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -73,12 +73,6 @@ def stored_as(headers: Headers, name: str) -> Storage:
     return Storage.FP4 if is_fp4 else Storage.INT8
 
 
-def value_shape(headers: Headers, name: str) -> tuple[int, ...]:
-    """Of a stored tensor's values; it must be there."""
-    shape = headers[name].shape
-    return (shape[0], shape[1] * 2) if stored_as(headers, name) is Storage.FP4 else shape
-
-
 def _modelslim(tensor: ModelTensor, linear: Linear) -> tuple[Storage, ...]:
     """Published ones differ in what they leave unquantised; a drafter's wo_a may even be FP8 still."""
     if linear is Linear.ROUTED_EXPERT:

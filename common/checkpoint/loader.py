@@ -21,6 +21,9 @@ from common.parallel.collectives import Communicator
 
 logger = logging.getLogger(__name__)
 
+NUM_THREADS = 4
+"""Experts that are read, dequantised and copied at once; each takes the memory of a piece of a matrix."""
+
 
 def load_model(
     checkpoint_dir: Path,
@@ -45,10 +48,17 @@ def load_model(
     headers = read_headers(checkpoint_dir)
     _check(checkpoint_dir, config, headers)
     wanted = asked_parts(config, headers, comm.shard)
-    staging = Staging(backend)
-    with CheckpointReader(
-        checkpoint_dir, on_progress, headers=headers, wanted=wanted, options=options
-    ) as reader:
+    with (
+        CheckpointReader(
+            checkpoint_dir,
+            on_progress,
+            headers=headers,
+            wanted=wanted,
+            options=options,
+            num_readers=NUM_THREADS,
+        ) as reader,
+        Staging(backend, num_threads=NUM_THREADS) as staging,
+    ):
         model = build_model(config, reader, dtype=dtype, device=device, comm=comm, staging=staging)
         staging.wait()
     logger.info(

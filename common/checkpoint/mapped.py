@@ -7,12 +7,11 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import torch
 
+from common.checkpoint import pages
 from common.checkpoint.headers import StoredTensor
 from common.checkpoint.spans import Span
 from common.errors import CheckpointError
@@ -32,9 +31,6 @@ TORCH_DTYPES = {
     "I64": torch.int64,
     "F64": torch.float64,
 }
-
-_POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which the mmap module does not name
-_UNKNOWN = (errno.EINVAL, errno.ENOSYS)
 
 
 class MappedFile:
@@ -81,33 +77,14 @@ class MappedFile:
 
     def fetch(self, span: Span) -> None:
         """Wait until a span is in memory, where the system can say so; else its first use waits."""
-        self._advise(_POPULATE_READ, span.begin - span.begin % mmap.PAGESIZE, span.end)
+        begin = span.begin - span.begin % mmap.PAGESIZE
+        number = pages.advise(self._address + begin, span.end - begin, pages.POPULATE)
+        # An older kernel does not know the advice; anything else is a file that cannot be read.
+        if number and number not in (errno.EINVAL, errno.ENOSYS):
+            raise CheckpointError(f"cannot read {self._path}: {os.strerror(number)}")
 
     def drop(self, span: Span) -> None:
         """Let a span go from this process's memory; the system may keep it cached."""
         first, last = -(-span.begin // mmap.PAGESIZE), span.end // mmap.PAGESIZE
-        if last > first and hasattr(mmap, "MADV_DONTNEED"):
-            self._advise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, last * mmap.PAGESIZE)
-
-    def _advise(self, advice: int, begin: int, end: int) -> None:
-        if _madvise is None:
-            return
-        # Not the mmap module's own call: that one keeps all other threads from running while storage is waited for.
-        if _madvise(self._address + begin, end - begin, advice) == 0:
-            return
-        number = ctypes.get_errno()
-        # An older kernel does not know the advice; anything else is a file that cannot be read.
-        if advice == _POPULATE_READ and number not in _UNKNOWN:
-            raise CheckpointError(f"cannot read {self._path}: {os.strerror(number)}")
-
-
-def _system_madvise() -> Callable[[int, int, int], int] | None:
-    function = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
-    if function is None:
-        return None
-    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    function.restype = ctypes.c_int
-    return cast(Callable[[int, int, int], int], function)
-
-
-_madvise = _system_madvise()
+        begin, num_bytes = first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE
+        pages.advise(self._address + begin, num_bytes, pages.UNNEEDED)

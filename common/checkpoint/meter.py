@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ WAITING_SHARE = 0.5
 class LoadMeter:
     """Counts bytes and warns, once, when storage is slower than it should be.
 
+    Any thread may count; `num_readers` of them do so at a time.
     `slow_mb_per_s` is the rate in 10^6 bytes per second below which there is a warning; 0 never warns.
     """
 
@@ -26,15 +28,18 @@ class LoadMeter:
         source: Path,
         *,
         slow_mb_per_s: float,
+        num_readers: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
         self._slow_mb_per_s = slow_mb_per_s
+        self._num_readers = num_readers
         self._clock = clock
         self._began = clock()
-        self._wait_began = 0.0
+        self._waiting = threading.local()
         self._waited_s = 0.0
         self._has_warned = False
+        self._lock = threading.Lock()
         self.num_bytes = 0
 
     @property
@@ -43,16 +48,20 @@ class LoadMeter:
         return self.num_bytes / 1e6 / max(self._clock() - self._began, 1e-9)
 
     def __enter__(self) -> LoadMeter:
-        """Waiting for storage begins."""
-        self._wait_began = self._clock()
+        """This thread begins to wait for storage."""
+        self._waiting.since = self._clock()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._waited_s += self._clock() - self._wait_began
+        with self._lock:
+            self._waited_s += (self._clock() - self._waiting.since) / self._num_readers
 
     def add(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-        elapsed_s = self._clock() - self._began
+        with self._lock:
+            self.num_bytes += num_bytes
+            self._judge(self._clock() - self._began)
+
+    def _judge(self, elapsed_s: float) -> None:
         is_slow = (
             elapsed_s > JUDGED_AFTER_S
             and self._waited_s > WAITING_SHARE * elapsed_s

@@ -65,6 +65,8 @@ class MemoryPlan:
     """The routed experts' part of them."""
     drafter_weight_bytes: int
     """The drafter's part of them."""
+    table_bytes: int
+    """Rotations of every position."""
     token_bytes: float
     """Growth of a request per token of context."""
     page_bytes: int
@@ -87,7 +89,7 @@ class MemoryPlan:
     @property
     def free_bytes(self) -> int:
         """Left for requests; negative when the weights do not fit."""
-        return self.usable_bytes - self.weight_bytes
+        return self.usable_bytes - self.weight_bytes - self.table_bytes
 
 
 def make_plan(
@@ -126,7 +128,8 @@ def make_plan(
     drafter_bytes = sizes.pop("drafter", 0)
     ring_bytes = sum(sizes.values())
     usable = int(request.device_bytes * request.utilization)
-    free = usable - weight_bytes
+    table_bytes = _table_bytes(config)
+    free = usable - weight_bytes - table_bytes
     per_request = ring_bytes + drafter_bytes
     num_pages = max(0, (free - per_request) // page_bytes) if page_bytes else 0
     one = per_request + num_pages_for(context) * page_bytes
@@ -135,6 +138,7 @@ def make_plan(
         weight_bytes=weight_bytes,
         expert_bytes=expert_bytes,
         drafter_weight_bytes=drafter_weight_bytes,
+        table_bytes=table_bytes,
         token_bytes=page_bytes / PAGE_TOKENS,
         page_bytes=page_bytes,
         ring_bytes=ring_bytes,
@@ -173,6 +177,12 @@ def row_bytes(region: Region, config: ModelConfig, cache: CacheFormat) -> int:
     coded = width - exact
     size = coded + 2 * exact + -(-coded // 64)
     return -(-size // 8) * 8
+
+
+def _table_bytes(config: ModelConfig) -> int:
+    """A complex number for every position and pair: for plain layers, for compressed ones and for the drafter."""
+    num_tables = 3 if config.has_drafter else 2
+    return num_tables * config.max_position_embeddings * (config.qk_rope_head_dim // 2) * 8
 
 
 def _ring_bytes(region: Region, config: ModelConfig, cache: CacheFormat, draft_length: int) -> int:

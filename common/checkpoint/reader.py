@@ -5,7 +5,8 @@ Knows files, storages and digests; nothing of the model but names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -58,9 +59,13 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         headers: Headers | None = None,
         wanted: Iterable[TensorPart] | None = None,
         options: ReadOptions | None = None,
+        num_readers: int = 1,
         piece_values: int = PIECE_VALUES,
     ) -> None:
-        """`headers` are the checkpoint's when they are known already; `wanted` is what will be read, in its order."""
+        """`headers` are the checkpoint's when they are known already; `wanted` is what will be read, about in its order.
+
+        `num_readers` threads will ask for pieces at a time.
+        """
         options = options or ReadOptions()
         self._parts = StoredParts(read_headers(checkpoint_dir) if headers is None else headers)
         self._on_progress = on_progress
@@ -69,11 +74,14 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
             [TensorPart(n) for n in self._parts.names] if wanted is None else list(wanted)
         )
         self._digests = load_digests(checkpoint_dir) if options.verify_digests else {}
-        self._meter = LoadMeter(checkpoint_dir, slow_mb_per_s=options.slow_mb_per_s)
+        self._meter = LoadMeter(
+            checkpoint_dir, slow_mb_per_s=options.slow_mb_per_s, num_readers=num_readers
+        )
         self._files: dict[Path, MappedFile] = {}
         self._ahead: ReadAhead | None = None
-        self._last: list[tuple[MappedFile, Span]] = []
-        """What was handed out last."""
+        self._last: Generator[torch.Tensor] | None = None
+        """What holds the tensor that was handed out last."""
+        self._lock = threading.Lock()
         self._num_done = 0
         self.num_wanted_bytes = sum(map(self._parts.num_bytes, self._wanted))
 
@@ -101,12 +109,16 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
             file.close()
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """All values of a tensor at once."""
-        pieces = list(self._pieces(TensorPart(name), largest=None))
-        return pieces[0]
+        """All values of a tensor at once. One thread only."""
+        self._drop_last()
+        self._last = self._pieces(TensorPart(name), largest=None)
+        return next(self._last)
 
-    def pieces(self, part: TensorPart) -> Iterator[torch.Tensor]:
-        """Runs of a part's rows, in order. Only pages that hold them are read; digests are looked at for whole tensors."""
+    def pieces(self, part: TensorPart) -> Generator[torch.Tensor]:
+        """Runs of a part's rows, in order. Only pages that hold them are read; digests are looked at for whole tensors.
+
+        Any thread may ask; it must take all pieces or close the generator.
+        """
         return self._pieces(part, largest=self._piece_values)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -128,27 +140,28 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._parts.names)
 
-    def _pieces(self, part: TensorPart, *, largest: int | None) -> Iterator[torch.Tensor]:
+    def _pieces(self, part: TensorPart, *, largest: int | None) -> Generator[torch.Tensor]:
         matrix, *scales = self._parts.tensors(part.name)
         window = self._parts.window(part)
         digest = RunningDigest() if part.is_whole and matrix.name in self._digests else None
-        self._drop_last()
         scale_values = [self._scale(matrix, scale, part) for scale in scales]
         origin = self._parts.scale_part(matrix, scales[0], window) if scales else None
+        file = self._file(matrix.path)
         for run in window.runs(largest or max(1, window.num_values)):
-            file = self._file(matrix.path)
             read = list(spans(matrix, run, self._parts.values_per_item(matrix)))
             self._fetch(file, read)
-            self._last += [(file, span) for span in read]
             if digest is not None:
                 digest.add(file.bytes_of(read[0]))
+                if run.end_row == window.end_row:
+                    self._require_digest(matrix, digest)
             value = self._value(matrix, scale_values, run, origin)
             self._count(sum(span.num_bytes for span in read))
-            yield value
-            del value
-            self._drop_last()
-        if digest is not None:
-            self._require_digest(matrix, digest)
+            try:
+                yield value
+            finally:
+                del value
+                for span in read:
+                    file.drop(span)
 
     def _scale(self, matrix: StoredTensor, tensor: StoredTensor, part: TensorPart) -> torch.Tensor:
         """A copy of its own: it is needed for as long as its matrix is read."""
@@ -201,16 +214,20 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
                 file.fetch(span)
 
     def _file(self, path: Path) -> MappedFile:
-        return self._files.get(path) or self._files.setdefault(path, MappedFile(path))
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = MappedFile(path)
+            return self._files[path]
 
     def _count(self, num_bytes: int, *, is_part: bool = False) -> None:
         """Something was read; where it is only a part of what makes a piece, nobody is told yet."""
         self._meter.add(num_bytes)
         if self._ahead is not None:
             self._ahead.used(num_bytes)
-        self._num_done += num_bytes
-        if self._on_progress is not None and not is_part:
-            self._on_progress(self._num_done, self.num_wanted_bytes)
+        with self._lock:
+            self._num_done += num_bytes
+            if self._on_progress is not None and not is_part:
+                self._on_progress(self._num_done, self.num_wanted_bytes)
 
     def _require_digest(self, tensor: StoredTensor, found: RunningDigest) -> None:
         if found.hexdigest() != self._digests[tensor.name]:
@@ -220,6 +237,6 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
             )
 
     def _drop_last(self) -> None:
-        for file, span in self._last:
-            file.drop(span)
-        self._last = []
+        if self._last is not None:
+            self._last.close()
+            self._last = None

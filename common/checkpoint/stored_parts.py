@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from common.checkpoint.formats import stored_as, value_shape
+from common.checkpoint.formats import stored_as
 from common.checkpoint.headers import ITEM_BYTES, Headers, StoredTensor
 from common.checkpoint.names import official_names
 from common.checkpoint.scales import ScalePart, scale_part
@@ -31,18 +31,25 @@ class StoredParts:
 
     def __init__(self, headers: Headers) -> None:
         self._headers = headers
+        self._storages: dict[str, Storage] = {}
         self.names = official_names(headers)
         """Official name to the stored one; scales are left out."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor's values."""
-        return value_shape(self._headers, self.names[name])
+        matrix = self._headers[self.names[name]]
+        if self.storage(matrix) is Storage.FP4:
+            return matrix.shape[0], matrix.shape[1] * 2
+        return matrix.shape
 
     def window(self, part: Part) -> Window:
         return window_of(self.shape(part.name), part.rows, part.columns)
 
     def storage(self, matrix: StoredTensor) -> Storage:
-        return stored_as(self._headers, matrix.name)
+        found = self._storages.get(matrix.name)
+        if found is None:
+            found = self._storages[matrix.name] = stored_as(self._headers, matrix.name)
+        return found
 
     def values_per_item(self, matrix: StoredTensor) -> int:
         return 2 if self.storage(matrix) is Storage.FP4 else 1

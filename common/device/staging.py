@@ -5,7 +5,10 @@ Knows tensors; not where their values come from.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
 
 import torch
 
@@ -17,7 +20,10 @@ NUM_BUFFERS = 2
 
 
 class Staging:
-    """Host memory of at most `num_buffers` x `buffer_bytes`, whatever passes through. One thread uses it."""
+    """Host memory of at most `num_buffers` x `buffer_bytes`, whatever passes through. Any thread may use it.
+
+    As a context manager it has threads for jobs that nobody waits for one by one; without, such a job is done at once.
+    """
 
     def __init__(
         self,
@@ -25,17 +31,59 @@ class Staging:
         *,
         buffer_bytes: int = BUFFER_BYTES,
         num_buffers: int = NUM_BUFFERS,
+        num_threads: int = 0,
     ) -> None:
         self._backend = backend
         self._buffer_bytes = buffer_bytes
         self._num_buffers = num_buffers
+        self._num_threads = num_threads
         self._buffers: list[tuple[torch.Tensor, Callable[[], None]]] = []
         """Least recently used first, each with the wait for its last copy."""
+        self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._jobs: list[Future[None]] = []
+
+    def __enter__(self) -> Staging:
+        if self._num_threads:
+            self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="staging")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Jobs that have not begun are dropped; whoever wants them done calls `wait` first."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
 
     @property
     def held_bytes(self) -> int:
         """Host memory in buffers; it goes with this object."""
         return sum(buffer.nbytes for buffer, _ in self._buffers)
+
+    def later(self, job: Callable[[], None]) -> None:
+        """Do something by the next `wait`, beside what the caller does. Waits while many jobs are ahead.
+
+        Raises what an earlier job has raised.
+        """
+        if self._threads is None:
+            job()
+            return
+        # A few jobs ahead: enough to keep threads busy, and their sources are read about in order.
+        while len(self._jobs) >= 2 * self._num_threads:
+            self._jobs.pop(0).result()
+        self._jobs.append(self._threads.submit(job))
+
+    def wait(self) -> None:
+        """Until every job and copy has ended. Raises what the first of them has raised."""
+        while self._jobs:
+            self._jobs.pop(0).result()
+        with self._lock:
+            for _, ended in self._buffers:
+                ended()
 
     def copy(self, source: torch.Tensor, into: torch.Tensor) -> None:
         """Copy host values into memory of the same shape, cast to its type.
@@ -49,16 +97,12 @@ class Staging:
 
     def stage(self, source: torch.Tensor, into: torch.Tensor) -> None:
         """The same by way of the buffers, wherever `into` is."""
-        for part, room in _parts(source, into, self._buffer_bytes // into.element_size()):
-            buffer = self._free_buffer()
-            filled = buffer[: room.nbytes].view(room.dtype).view(room.shape)
-            filled.copy_(part)
-            self._buffers.append((buffer, self._backend.start_copy(filled, room)))
-
-    def wait(self) -> None:
-        """Until every copy has ended."""
-        for _, ended in self._buffers:
-            ended()
+        with self._lock:
+            for part, room in _parts(source, into, self._buffer_bytes // into.element_size()):
+                buffer = self._free_buffer()
+                filled = buffer[: room.nbytes].view(room.dtype).view(room.shape)
+                filled.copy_(part)
+                self._buffers.append((buffer, self._backend.start_copy(filled, room)))
 
     def _free_buffer(self) -> torch.Tensor:
         if len(self._buffers) < self._num_buffers:

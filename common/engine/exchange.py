@@ -16,28 +16,34 @@ from common.engine.scheduler import ScheduledRequest
 from common.kv_cache.blocks import num_block_bytes, read_blocks, write_blocks
 from common.kv_cache.layout import PAGE_TOKENS, num_pages_for
 from common.kv_cache.pool import CachePool
+from common.parallel.mesh import MeshShape
 from common.parallel.shard import Shard
+
+Groups = Sequence[dist.ProcessGroup | None]
+"""For each data parallel group the first rank with that group's ranks; None where that is the first rank alone."""
+
+
+def open_groups(mesh: MeshShape) -> Groups:
+    """What state moves in; every rank of the initialised process group must call this."""
+    members = [sorted({0, *(dp * mesh.tp + tp for tp in range(mesh.tp))}) for dp in range(mesh.dp)]
+    return [dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None for ranks in members]
 
 
 class StateExchange:
-    """One rank's part in it. Every rank must be built in the same order, and called for the same requests.
+    """One rank's part in it. Every rank must be called for the same requests in the same order.
 
     `pool` is what the rank runs on; `whole` is all groups' cache in host memory, on the first rank only, and has `pool`
     as its first part where that is host memory too.
     """
 
-    def __init__(self, shard: Shard, pool: CachePool, whole: CachePool | None) -> None:
-        mesh = shard.mesh
+    def __init__(
+        self, shard: Shard, groups: Groups, pool: CachePool, whole: CachePool | None
+    ) -> None:
         self._shard = shard
+        self._groups = groups
         self._pool = pool
         self._whole = whole
         self._shares_memory = whole is not None and pool.device.type == "cpu"
-        members = [
-            sorted({0, *(dp * mesh.tp + tp for tp in range(mesh.tp))}) for dp in range(mesh.dp)
-        ]
-        self._groups = [
-            dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None for ranks in members
-        ]
 
     def adopt(self, request: Request) -> None:
         """A request with computed rows joins its group: its ranks get the rows from the first rank."""
@@ -66,11 +72,9 @@ class StateExchange:
                 continue
             start, end = request.num_computed, request.num_computed + scheduled.num_tokens
             pages = request.block_table[start // PAGE_TOKENS : num_pages_for(end)]
-            # Rings are only sent once the prompt is computed.
-            slot = request.slot if scheduled.is_sampling else None
-            self._move(leader, pages, slot)
+            self._move(leader, pages, request.slot)
 
-    def _move(self, leader: int, pages: list[int], slot: int | None) -> None:
+    def _move(self, leader: int, pages: list[int], slot: int) -> None:
         if self._shard.rank == 0 and leader == 0:
             if not self._shares_memory:
                 assert self._whole is not None

@@ -27,13 +27,23 @@ class MeshRank:
         self, runner: Runner, exchange: StateExchange, link: Link, *, checks_replicas: bool
     ) -> None:
         self.runner = runner
-        self.exchange = exchange
+        self._exchange = exchange
         self.link = link
         self._checks_replicas = checks_replicas
 
     @property
     def comm(self) -> Communicator:
         return self.runner.model.comm
+
+    def adopt(self, request: Request) -> None:
+        """A request joins its group. Ranks of other groups need not be told, but for the first."""
+        self._exchange.adopt(request)
+        if request.group == self.comm.shard.dp_rank:
+            self.runner.adopt(request)
+
+    def publish(self, group: int, step: Sequence[ScheduledRequest]) -> None:
+        """A group has run its part of a step: what belongs to hand-offs comes to the first rank."""
+        self._exchange.publish(group, step)
 
     def run(
         self, step: Sequence[ScheduledRequest], rows: StepRows, clock: PhaseClock
@@ -80,7 +90,7 @@ class Follower:
                 self._requests.pop(change, None)
             elif change.group == self._shard.dp_rank:
                 self._requests[change.request_id] = change
-                self._rank.exchange.adopt(change)
+                self._rank.adopt(change)
                 self._rank.runner.adopt(change)
         if not message.steps:
             return
@@ -95,7 +105,7 @@ class Follower:
         ]
         outputs = self._rank.run(step, message.rows, PhaseClock())
         if group and self._shard.is_leader and step:
-            self._rank.exchange.publish(group, step)
+            self._rank.publish(group, step)
             self._rank.link.send(0, outputs_to_bytes(outputs))
         for scheduled, output in zip(step, outputs, strict=True):
             if output is None:

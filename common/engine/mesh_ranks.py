@@ -44,7 +44,12 @@ class MeshRanks:
         self._changes.append(request)
 
     def remove(self, request_id: RequestId) -> None:
-        self._changes.append(request_id)
+        # Nobody may hear late of one that went before a step: its slot may have an owner with new rows by then.
+        untold = [change for change in self._changes if _is_of(change, request_id)]
+        if untold:
+            self._changes = [change for change in self._changes if change is not untold[-1]]
+        else:
+            self._changes.append(request_id)
 
     def run(
         self, steps: GroupSteps, clock: PhaseClock, on_computed: OnComputed | None
@@ -59,7 +64,7 @@ class MeshRanks:
         try:
             self._tell(steps, rows)
             outputs = [self._rank.run(steps[0], rows, clock)]
-            self._rank.exchange.publish(0, steps[0])
+            self._rank.publish(0, steps[0])
             with clock.phase("copy"):
                 outputs += [self._collect(group, steps) for group in range(1, self.num_groups)]
         except RuntimeError as error:
@@ -85,6 +90,7 @@ class MeshRanks:
             self._processes.kill()
         else:
             self._processes.wait_ended()
+        self._rank.link.close()
 
     def _tell(self, steps: GroupSteps, rows: StepRows) -> None:
         changes, self._changes = self._changes, []
@@ -109,14 +115,14 @@ class MeshRanks:
         self._rank.link.tell_all(message.to_bytes())
         for change in changes:
             if isinstance(change, Request):
-                self._rank.exchange.adopt(change)
+                self._rank.adopt(change)
                 if change.group == 0:
                     self._rank.runner.adopt(change)
 
     def _collect(self, group: int, steps: GroupSteps) -> list[RequestOutput | None]:
         if not steps[group]:
             return []
-        self._rank.exchange.publish(group, steps[group])
+        self._rank.publish(group, steps[group])
         return outputs_from_bytes(self._rank.link.receive(group * self._tp))
 
     def _in_group_terms(self, request: Request) -> Request:
@@ -131,3 +137,7 @@ class MeshRanks:
     def _lost(self, error: RuntimeError) -> WorkerLost:
         self._is_lost = True
         return WorkerLost(self._processes.why_lost() or f"a collective failed: {error}")
+
+
+def _is_of(change: Request | RequestId, request_id: RequestId) -> bool:
+    return isinstance(change, Request) and change.request_id == request_id

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 from common.checkpoint.reader import Progress
 from common.device.select import open_backend
 from common.engine.build_rank import BuiltRank, build_rank
-from common.engine.exchange import StateExchange
+from common.engine.exchange import StateExchange, open_groups
 from common.engine.mesh_rank import Follower, MeshRank
 from common.engine.mesh_ranks import MeshRanks
 from common.engine.rank_processes import RankProcesses
@@ -50,8 +50,14 @@ def start_mesh(
         _wait_for(store, "here", range(1, world), settings, processes.why_lost_now)
         rank, built = _join(settings, store, rank=0, local_rank=0, on_progress=on_progress)
         _wait_for(store, "loaded", range(1, world), settings, processes.why_lost_now)
-    except BaseException:
+    except BaseException as error:
+        # What the others do meanwhile fails because one of them has.
+        reason = processes.why_lost() if isinstance(error, RuntimeError) else None
         processes.kill()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if reason is not None:
+            raise WorkerLost(reason) from error
         raise
     assert built.whole is not None
     return MeshRanks(rank, built.whole, processes), built
@@ -99,8 +105,10 @@ def _join(
     )
     shard = Shard(mesh=settings.mesh, rank=rank)
     comm = open_communicator(shard, backend=open_backend(settings.device).collectives)
+    # Before anything is read: a rank that fails to load would be waited for here.
+    groups = open_groups(settings.mesh)
     built = build_rank(settings, comm, local_rank=local_rank, on_progress=on_progress)
-    exchange = StateExchange(shard, built.runner.pool, built.whole)
+    exchange = StateExchange(shard, groups, built.runner.pool, built.whole)
     link = Link(rank)
     return MeshRank(built.runner, exchange, link, checks_replicas=settings.checks_replicas), built
 

@@ -62,8 +62,11 @@ class StepMeter:
         engine.step_rows.observe(report.num_rows)
         engine.step_batch_size.observe(len(report.rounds) + len(report.progressed))
         engine.last_step_timestamp.set(self._wall_clock())
-        for phase, seconds in report.phase_seconds.items():
-            self._phases[PHASES.get(phase, phase)].inc(seconds)
+        for name, seconds in report.phase_seconds.items():
+            phase = PHASES.get(name, name)
+            if phase not in self._phases:
+                self._phases[phase] = engine.step_phase.labels(phase=phase)
+            self._phases[phase].inc(seconds)
         if report.num_prompt_tokens:
             engine.prompt_tokens_computed.inc(report.num_prompt_tokens)
         if report.rounds:

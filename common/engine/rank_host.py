@@ -52,7 +52,8 @@ def _be_rank(settings: EngineSettings, order: dict[str, Any], rank: int) -> NoRe
         code = OK
     except Exception as error:
         # The others fail a moment later because this one is gone; only the first line counts.
-        _tell(f"{Shard(mesh=settings.mesh, rank=rank)} failed: {error}")
+        first_line = str(error).partition("\n")[0]
+        _tell(f"{Shard(mesh=settings.mesh, rank=rank)} failed: {first_line}")
         logger.debug("rank %d failed", rank, exc_info=True)
     finally:
         os._exit(code)

@@ -5,6 +5,7 @@ One child is started, imports everything once and forks the ranks. It tells of t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -33,6 +34,7 @@ class RankProcesses:
     ) -> None:
         self._reason: str | None = None
         self._has_news = threading.Event()
+        self._is_ending = False
         self._process: subprocess.Popen[str] | None = None
         if not ranks:
             return
@@ -44,6 +46,8 @@ class RankProcesses:
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
+            # A terminal's interrupt is for the first rank, which lets requests finish and tells the others.
+            start_new_session=True,
         )
         order = {
             "settings": settings.to_json(),
@@ -53,8 +57,10 @@ class RankProcesses:
             "log_level": logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower(),
         }
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
+        # One that has ended already is heard of as any other.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
         threading.Thread(target=self._listen, name="ranks", daemon=True).start()
 
     def why_lost_now(self) -> str | None:
@@ -63,7 +69,7 @@ class RankProcesses:
 
     def why_lost(self) -> str | None:
         """The same after a collective has failed: waits a little for the news."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self._has_news.wait(NOTICE_S)
         return self._reason
 
@@ -71,6 +77,7 @@ class RankProcesses:
         """Wait until all ranks have ended, which they were told to; kill those that do not."""
         if self._process is None:
             return
+        self._is_ending = True
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -84,14 +91,22 @@ class RankProcesses:
     def kill(self) -> None:
         """End all ranks now: their host does so when this end of its pipe is closed."""
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+            self._is_ending = True
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
             self._process.wait()
 
     def _listen(self) -> None:
         assert self._process is not None and self._process.stdout is not None
         for line in self._process.stdout:
-            if self._reason is None:
-                self._reason = json.loads(line)["reason"]
-                logger.error("%s", self._reason)
-                self._has_news.set()
+            self._hear(json.loads(line)["reason"])
+        if code := self._process.wait():
+            self._hear(f"the process that starts this node's ranks ended with exit code {code}")
         self._has_news.set()
+
+    def _hear(self, reason: str) -> None:
+        """Only the first is news, and none is once the ranks are to end."""
+        if self._reason is None and not self._is_ending:
+            self._reason = reason
+            logger.error("%s", reason)
+            self._has_news.set()

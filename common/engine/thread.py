@@ -47,10 +47,13 @@ Loop = Callable[[Steps, "Crossing[Report]"], None]
 class Crossing(Generic[Report]):
     """The engine thread's side: where a loop takes commands and leaves reports."""
 
-    def __init__(self, emit: Callable[[Report], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, emit: Callable[[Report], None], clock: Callable[[], float], idle_s: float
+    ) -> None:
         self.emit = emit
         """Hand a report to the event loop; returns at once."""
         self._clock = clock
+        self._idle_s = idle_s
         self._commands: deque[Command] = deque()
         self._changed = threading.Condition()
         self._is_open = True
@@ -61,7 +64,7 @@ class Crossing(Generic[Report]):
     ) -> list[Command] | None:
         """All commands since the last call, in order; None once closed.
 
-        With `wait`, sleeps until there is one, and calls `idle` every IDLE_S meanwhile.
+        With `wait`, sleeps until there is one, and calls `idle` every `idle_s` meanwhile.
         """
         self._busy_since = None
         while wait and not self._sleep():
@@ -73,9 +76,11 @@ class Crossing(Generic[Report]):
             return commands if self._is_open else None
 
     def _sleep(self) -> bool:
-        """Wait for a command or the end; False when neither came within IDLE_S."""
+        """Wait for a command or the end; False when neither came within `idle_s`."""
         with self._changed:
-            return self._changed.wait_for(lambda: bool(self._commands) or not self._is_open, IDLE_S)
+            return self._changed.wait_for(
+                lambda: bool(self._commands) or not self._is_open, self._idle_s
+            )
 
     def put(self, command: Command) -> None:
         with self._changed:
@@ -108,13 +113,14 @@ class EngineThread(Generic[Report]):
         on_report: Callable[[Report], None],
         on_crash: Callable[[Exception], None],
         clock: Callable[[], float] = time.monotonic,
+        idle_s: float = IDLE_S,
     ) -> None:
         self._engine = engine
         self._loop = loop
         self._on_report = on_report
         self._on_crash = on_crash
         self._events = asyncio.get_running_loop()
-        self._crossing: Crossing[Report] = Crossing(self._emit, clock)
+        self._crossing: Crossing[Report] = Crossing(self._emit, clock, idle_s)
         self._removals: set[asyncio.Future[Request | None]] = set()
         self._calls: set[asyncio.Future[Any]] = set()
         self._has_reported = asyncio.Event()

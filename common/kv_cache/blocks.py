@@ -10,7 +10,7 @@ from common.kv_cache.layout import Retention
 from common.kv_cache.pool import CachePool, RegionBuffer
 
 
-def num_block_bytes(pool: CachePool, page_ids: Sequence[int], slot: int | None) -> int:
+def num_block_bytes(pool: CachePool, page_ids: Sequence[int], slot: int) -> int:
     """Size of what `read_blocks` gives."""
     return sum(
         buffer.tensor[:, :1].numel() * buffer.tensor.element_size() * len(ids)
@@ -18,8 +18,8 @@ def num_block_bytes(pool: CachePool, page_ids: Sequence[int], slot: int | None) 
     )
 
 
-def read_blocks(pool: CachePool, page_ids: Sequence[int], slot: int | None) -> torch.Tensor:
-    """The bytes of these pages in every region, and of the ring slot unless it is None: one flat tensor on the host."""
+def read_blocks(pool: CachePool, page_ids: Sequence[int], slot: int) -> torch.Tensor:
+    """The bytes of these pages in every region and of the ring slot: one flat tensor on the host."""
     return torch.cat(
         [
             buffer.tensor[:, ids].reshape(-1).view(torch.uint8).cpu()
@@ -28,9 +28,7 @@ def read_blocks(pool: CachePool, page_ids: Sequence[int], slot: int | None) -> t
     )
 
 
-def write_blocks(
-    pool: CachePool, page_ids: Sequence[int], slot: int | None, data: torch.Tensor
-) -> None:
+def write_blocks(pool: CachePool, page_ids: Sequence[int], slot: int, data: torch.Tensor) -> None:
     """Overwrite the same blocks of another pool with what `read_blocks` gave."""
     offset = 0
     for buffer, ids in _blocks(pool, page_ids, slot):
@@ -43,12 +41,12 @@ def write_blocks(
 
 
 def _blocks(
-    pool: CachePool, page_ids: Sequence[int], slot: int | None
+    pool: CachePool, page_ids: Sequence[int], slot: int
 ) -> Iterator[tuple[RegionBuffer, list[int]]]:
     for region in pool.layout.regions:
         if region.retention is Retention.PAGED:
             ids = list(page_ids)
         else:
-            ids = [] if slot is None else [slot]
+            ids = [slot]
         if ids:
             yield pool.buffers[region.name], ids

@@ -62,6 +62,10 @@ class Link:
             dist.recv(payload, rank)
         return payload.numpy().tobytes()
 
+    def close(self) -> None:
+        """Leave the group of all ranks, and every group within it."""
+        dist.destroy_process_group()
+
 
 def _tensor(payload: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(payload), dtype=torch.uint8)

@@ -40,13 +40,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        return _guarded(handler, _text(handler_call_details.method))
+        return _guarded(handler, text(handler_call_details.method))
 
 
 def _guarded(
     handler: grpc.RpcMethodHandler[Any, Any], method: str
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    inner, make_handler = _behaviour(handler)
+    inner, make_handler = behaviour(handler)
     guard = _guard_writes if inspect.isasyncgenfunction(inner) else _guard_call
     return make_handler(
         guard(inner, method),
@@ -55,9 +55,10 @@ def _guarded(
     )
 
 
-def _behaviour(
+def behaviour(
     handler: grpc.RpcMethodHandler[Any, Any],
 ) -> tuple[Handler, Callable[..., grpc.RpcMethodHandler[Any, Any]]]:
+    """What a handler does, and what makes a handler of its kind from another behaviour."""
     # The attributes are there whatever the kind of handler, and set for its own kind only.
     any_handler: Any = handler
     if handler.request_streaming and handler.response_streaming:
@@ -116,10 +117,11 @@ def _request_id(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> st
         return named
     for metadata in (context.trailing_metadata(), context.invocation_metadata()):
         for key, value in metadata or ():
-            if _text(key) == REQUEST_ID_KEY:
-                return _text(value)
+            if text(key) == REQUEST_ID_KEY:
+                return text(value)
     return "-"
 
 
-def _text(value: str | bytes) -> str:
+def text(value: str | bytes) -> str:
+    """Names and values of metadata are either."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

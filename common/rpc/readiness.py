@@ -1,29 +1,49 @@
-"""Keeps a server's health in step with its worker. Knows health; not what makes a worker healthy."""
+"""Keeps a server's health in step with its process. Knows health; not what makes a process healthy."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
 from common.rpc.server import RpcServer
+from common.telemetry.probes import Probes
 
 logger = logging.getLogger(__name__)
 
 
-async def follow_readiness(
-    server: RpcServer, why_not_ready: Callable[[], str | None], *, period_s: float = 0.5
+async def follow_health(
+    server: RpcServer,
+    probes: Probes,
+    *,
+    changed: asyncio.Event | None = None,
+    on_ready: Callable[[], None] | None = None,
+    period_s: float = 0.5,
 ) -> None:
-    """Report ready while `why_not_ready` answers None, until cancelled; each change is logged with its reason.
+    """Report over gRPC what the probes say, until cancelled; each change is logged with its reason.
 
-    The server has been set ready before.
+    Looks every `period_s`, and at once when `changed` is set. `on_ready` is called the first time that all is well.
     """
-    was_ready = True
+    changed = changed or asyncio.Event()
+    was_ready, was_alive = False, True
     while True:
-        reason = why_not_ready()
-        if (reason is None) != was_ready:
-            was_ready = reason is None
+        changed.clear()
+        probes.turn()
+        dead, unready = probes.liveness(), probes.readiness()
+        if was_alive is not (dead is None):
+            was_alive = dead is None
+            await server.set_alive(was_alive)
+            if dead is not None:
+                logger.error("not alive: %s", dead)
+        if was_ready is not (unready is None):
+            was_ready = unready is None
             await server.set_ready(was_ready)
-            if reason is not None:
-                logger.warning("not ready: %s", reason)
-        await asyncio.sleep(period_s)
+            if unready is not None:
+                logger.warning("not ready: %s", unready)
+        if unready is None and on_ready is not None:
+            on_ready()
+            on_ready = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(period_s):
+                await changed.wait()

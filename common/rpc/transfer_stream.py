@@ -96,20 +96,32 @@ async def send(
     call: Any = write(
         metadata=((KEY_METADATA, key), (CAPABILITY_METADATA, capability)), timeout=timeout_s
     )
+    writer = asyncio.create_task(_write_all(call, messages))
+    # A peer may end the call before it has read everything. gRPC would then put the failure of the write that came too
+    # late in the place of the peer's answer, so the writer does not get to hear of it.
+    call.add_done_callback(lambda _: writer.cancel())
     try:
-        try:
-            for message in messages:
-                await call.write(message)
-            await call.done_writing()
-        except asyncio.InvalidStateError:
-            # The peer ended the call before it had read everything; its answer says why.
-            pass
+        await asyncio.wait([writer])
+        if not writer.cancelled():
+            writer.result()
         count: bytes = await call
     except grpc.aio.AioRpcError as error:
         raise error_of_call(error, peer=peer) from error
     finally:
         call.cancel()
+        writer.cancel()
+        await asyncio.wait([writer])
     return int(_COUNT.unpack(count)[0])
+
+
+async def _write_all(call: Any, messages: Iterator[bytes]) -> None:
+    """Ends early when the call ends, whose answer says why."""
+    try:
+        for message in messages:
+            await call.write(message)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+        pass
 
 
 def handler(authorize: Authorize) -> grpc.GenericRpcHandler:

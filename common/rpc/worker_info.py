@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from importlib import metadata
 
+from common.telemetry.metrics.process import ProcessMetrics
 from dspark.v1 import worker_pb2
 
 DISTRIBUTION = "dspark-serving"
@@ -24,9 +25,13 @@ class WorkerIdentity:
     draft_length: int
     num_pages: int
     num_slots: int
+    num_groups: int = 1
+    """Data parallel groups, which have equal parts of pages and slots; a request fits into one part."""
     transfer_engines: tuple[str, ...]
     """Best first."""
     computes_prompts: bool = False
+    details: dict[str, str] = field(default_factory=dict)
+    """Further figures that do not change, for people."""
     generation: str = field(default_factory=lambda: secrets.token_hex(8))
     """Changes when the process restarts."""
     started_at: float = field(default_factory=time.monotonic)
@@ -68,8 +73,24 @@ def worker_info_to_pb(identity: WorkerIdentity, load: WorkerLoad) -> worker_pb2.
         draining=load.draining,
         computes_prompts=identity.computes_prompts,
         uptime_s=time.monotonic() - identity.started_at,
-        details=load.details,
+        details={**identity.details, **load.details},
         transfer_engines=identity.transfer_engines,
+    )
+
+
+def describe(identity: WorkerIdentity, metrics: ProcessMetrics, **settings: object) -> None:
+    """Say in metrics what does not change; `settings` are what the identity lacks."""
+    metrics.describe_build(server_version())
+    metrics.describe_config(
+        {
+            "max_context_length": identity.max_context_length,
+            "draft_length": identity.draft_length,
+            "num_pages": identity.num_pages,
+            "num_slots": identity.num_slots,
+            "transfer_engines": ",".join(identity.transfer_engines),
+            "computes_prompts": identity.computes_prompts,
+            **settings,
+        }
     )
 
 

@@ -8,6 +8,8 @@ import logging
 import sys
 from typing import Any, Literal, TextIO
 
+from common.telemetry.tracing import current
+
 Format = Literal["auto", "text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -48,7 +50,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "role": self._role,
             "msg": record.getMessage(),
-            **extra_fields(record),
+            **_fields(record),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -64,7 +66,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
-        fields = "".join(f" {name}={value}" for name, value in extra_fields(record).items())
+        fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
         line = f"{time} {record.levelname:<7} {self._role} {record.getMessage()}{fields}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
@@ -74,3 +76,10 @@ class TextFormatter(logging.Formatter):
 def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
     """What the caller gave as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """The caller's, and the trace that the line belongs to when there is one."""
+    fields = extra_fields(record)
+    span = current()
+    return fields if span is None else {"trace_id": span.trace_id, **fields}

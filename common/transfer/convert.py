@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from common.errors import InvalidRequest
 from common.kv_cache.layout import CacheLayout, Region, Retention
 from common.rpc import convert
@@ -143,6 +145,30 @@ def terms_from_pb(message: handoff_service_pb2.NegotiateResponse) -> HandoffTerm
     )
 
 
+def entries_to_pb(entries: Iterable[ManifestEntry]) -> list[cache_pb2.ManifestEntry]:
+    return [
+        cache_pb2.ManifestEntry(
+            region=entry.region,
+            first_row=entry.first_row,
+            num_rows=entry.num_rows,
+            num_bytes=entry.num_bytes,
+        )
+        for entry in entries
+    ]
+
+
+def entries_from_pb(messages: Iterable[cache_pb2.ManifestEntry]) -> tuple[ManifestEntry, ...]:
+    return tuple(
+        ManifestEntry(
+            region=message.region,
+            first_row=message.first_row,
+            num_rows=message.num_rows,
+            num_bytes=message.num_bytes,
+        )
+        for message in messages
+    )
+
+
 def result_to_pb(
     result: HandoffResult, key: HandoffKey, capability: bytes
 ) -> handoff_service_pb2.CompleteRequest:
@@ -150,15 +176,7 @@ def result_to_pb(
     return handoff_service_pb2.CompleteRequest(
         key=key_to_pb(key),
         capability=capability,
-        manifest=[
-            cache_pb2.ManifestEntry(
-                region=entry.region,
-                first_row=entry.first_row,
-                num_rows=entry.num_rows,
-                num_bytes=entry.num_bytes,
-            )
-            for entry in result.manifest
-        ],
+        manifest=entries_to_pb(result.manifest),
         region_digests=result.digests,
         first_token_id=result.first_token_id,
         first_logprob=convert.logprob_to_pb(logprob) if logprob else None,
@@ -169,15 +187,7 @@ def result_to_pb(
 
 def result_from_pb(message: handoff_service_pb2.CompleteRequest) -> HandoffResult:
     return HandoffResult(
-        manifest=tuple(
-            ManifestEntry(
-                region=entry.region,
-                first_row=entry.first_row,
-                num_rows=entry.num_rows,
-                num_bytes=entry.num_bytes,
-            )
-            for entry in message.manifest
-        ),
+        manifest=entries_from_pb(message.manifest),
         digests=tuple(message.region_digests),
         first_token_id=message.first_token_id,
         first_logprob=(

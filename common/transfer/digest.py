@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Protocol
 
 import xxhash
@@ -37,13 +38,15 @@ class RowDigest:
         for index, region in enumerate(self._memory.layout.regions):
             if not rows[index]:
                 continue
-            pieces = list(segments(region, self._placement, index, rows[index]))
             described = self._memory.regions[index]
+            pieces = _joined(
+                (piece.offset, piece.num_rows * described.row_bytes)
+                for piece in segments(region, self._placement, index, rows[index])
+            )
             for layer, hasher in enumerate(self._layers[index]):
                 start = layer * described.layer_stride_bytes
-                for piece in pieces:
-                    length = piece.num_rows * described.row_bytes
-                    hasher.update(self._memory.read(index, start + piece.offset, length))
+                for offset, length in pieces:
+                    hasher.update(self._memory.read(index, start + offset, length))
 
     async def update_beside(self, rows: Rows) -> None:
         """As `update`, and on another thread when that takes longer than a thread needs to begin."""
@@ -73,3 +76,14 @@ def digest_rows(memory: PoolMemory, placement: Placement, rows: Rows) -> tuple[b
     digest = RowDigest(memory, placement)
     digest.update(rows)
     return digest.digests()
+
+
+def _joined(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(offset, bytes) of pieces, neighbours as one: most pages of a request are."""
+    joined: list[tuple[int, int]] = []
+    for offset, length in pieces:
+        if joined and sum(joined[-1]) == offset:
+            joined[-1] = (joined[-1][0], joined[-1][1] + length)
+        else:
+            joined.append((offset, length))
+    return joined

@@ -6,7 +6,7 @@ whatever size, so page counts, ring sizes and draft lengths may differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from common.errors import ContractMismatch
@@ -71,9 +71,22 @@ def live_rows(layout: CacheLayout, num_tokens: int, *, has_drafter_state: bool) 
     )
 
 
-def closed_rows(layout: CacheLayout, num_tokens: int) -> Rows:
-    """Rows of whole pages among the first `num_tokens` positions, which may travel early."""
-    return tuple(region.closed_rows(num_tokens) for region in layout.regions)
+def final_rows(
+    layout: CacheLayout, num_tokens: int, num_computed: int, *, has_drafter_state: bool
+) -> Rows:
+    """Of all rows that continue a request of `num_tokens` positions, those that may travel once `num_computed` are computed.
+
+    Of paged regions whole pages, so that what travels together lies together.
+    """
+    every = live_rows(layout, num_tokens, has_drafter_state=has_drafter_state)
+    if num_computed >= num_tokens:
+        return every
+    return tuple(
+        region.closed_rows(num_computed)
+        if region.retention is Retention.PAGED
+        else range(rows.start, max(rows.start, min(rows.stop, num_computed)))
+        for region, rows in zip(layout.regions, every, strict=True)
+    )
 
 
 def rows_after(rows: Rows, sent: Rows) -> Rows:
@@ -91,7 +104,7 @@ def plan_writes(
     ranges: list[ByteRange] = []
     for index, region in enumerate(layout.regions):
         ours, theirs = source.memory[index], destination.memory[index]
-        steps = list(
+        steps = _joined(
             _in_step(
                 segments(region, source, index, rows[index]),
                 segments(region, destination, index, rows[index]),
@@ -172,6 +185,19 @@ def _in_step(
         yield ours.offset, theirs.offset, num_rows * row_bytes
         ours = _advance(ours, num_rows, row_bytes) or next(source, None)
         theirs = _advance(theirs, num_rows, row_bytes) or next(destination, None)
+
+
+def _joined(steps: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The same copies, neighbours on both sides as one; once for all layers."""
+    joined: list[tuple[int, int, int]] = []
+    for source, destination, length in steps:
+        if joined:
+            first_source, first_destination, before = joined[-1]
+            if (first_source + before, first_destination + before) == (source, destination):
+                joined[-1] = (first_source, first_destination, before + length)
+                continue
+        joined.append((source, destination, length))
+    return joined
 
 
 def _advance(segment: Segment, num_rows: int, row_bytes: int) -> Segment | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.checkpoint.folder import checkpoint_folder, model_name
+from common.checkpoint.folder import checkpoint_folder, model_name, tokenizer_folder
 from services.cli.settings import AllSettings, WorkerSection
 
 if TYPE_CHECKING:
-    from common.engine.build import EngineSettings
+    from common.engine.settings import EngineSettings
+    from common.telemetry.tracing import TracingConfig
     from common.transfer.config import TransferConfig
     from services.decode.config import DecodeConfig
     from services.prefill.config import PrefillConfig
@@ -24,9 +25,10 @@ def router_config(settings: AllSettings) -> RouterConfig:
         host=router.host,
         port=router.port,
         admin_port=router.admin_port,
+        metrics_compat=settings.metrics_compat,
         prefill_addresses=router.prefill_workers,
         decode_addresses=router.decode_workers,
-        checkpoint_dir=checkpoint_folder(settings.model),
+        checkpoint_dir=tokenizer_folder(settings.model),
         model=model_name(settings.model),
         request_timeout_s=router.request_timeout_s,
         drain_timeout_s=settings.shutdown_s,
@@ -46,9 +48,12 @@ def prefill_config(settings: AllSettings) -> PrefillConfig:
         engine=engine_settings(settings, prefill),
         transfer=transfer_config(settings),
         admin_port=prefill.admin_port,
+        metrics_compat=settings.metrics_compat,
         advertise_host=prefill.advertise_host,
         faults=FaultPlan.parse(prefill.faults),
+        admin_key_file=settings.admin.key_file,
         stall_s=prefill.stall_s,
+        dead_s=prefill.dead_s,
         drain_s=settings.shutdown_s,
     )
 
@@ -64,11 +69,21 @@ def decode_config(settings: AllSettings) -> DecodeConfig:
         engine=engine_settings(settings, decode),
         transfer=transfer_config(settings),
         admin_port=decode.admin_port,
+        metrics_compat=settings.metrics_compat,
         computes_prompts=decode.computes_prompts,
         reservation_s=decode.reservation_s,
+        admin_key_file=settings.admin.key_file,
         stall_s=decode.stall_s,
+        dead_s=decode.dead_s,
         drain_s=settings.shutdown_s,
     )
+
+
+def tracing_config(settings: AllSettings) -> TracingConfig:
+    from common.telemetry.tracing import TracingConfig
+
+    tracing = settings.tracing
+    return TracingConfig(endpoint=tracing.endpoint, sample_ratio=tracing.sample_ratio)
 
 
 def transfer_config(settings: AllSettings) -> TransferConfig:
@@ -84,13 +99,24 @@ def transfer_config(settings: AllSettings) -> TransferConfig:
 
 
 def engine_settings(settings: AllSettings, worker: WorkerSection) -> EngineSettings:
-    from common.engine.build import EngineSettings
+    from common.engine.settings import EngineSettings, Rendezvous
+    from common.parallel.mesh import MeshShape
 
-    engine = settings.engine
+    engine, mesh, rendezvous = settings.engine, worker.mesh, worker.rendezvous
     return EngineSettings(
         checkpoint_dir=checkpoint_folder(settings.model),
         dtype=engine.dtype,
         device=engine.device,
+        memory_fraction=engine.memory_fraction,
+        mesh=MeshShape(dp=mesh.dp, tp=mesh.tp, ep=mesh.ep),
+        rendezvous=Rendezvous(
+            address=rendezvous.address,
+            num_nodes=rendezvous.num_nodes,
+            node_rank=rendezvous.node_rank,
+            timeout_s=rendezvous.timeout_s,
+            start_timeout_s=rendezvous.start_timeout_s,
+        ),
+        checks_replicas=mesh.check_replicas,
         num_slots=worker.num_slots,
         num_pages=worker.num_pages,
         draft_length=engine.draft_length,

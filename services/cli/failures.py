@@ -5,7 +5,13 @@ from __future__ import annotations
 import errno
 import signal
 
-from common.errors import CheckpointError, ConfigError, NoReadyWorkers, ServingError
+from common.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineFailed,
+    NoReadyWorkers,
+    ServingError,
+)
 
 EXIT_OK = 0
 EXIT_OTHER = 1
@@ -38,6 +44,9 @@ def failure_of(error: BaseException) -> Failure:
         error = error.exceptions[0]
     if isinstance(error, Failure):
         return error
+    if isinstance(error, EngineFailed) and error.__cause__ is not None:
+        crash = error.__cause__
+        return Failure(f"the engine failed: {_cause(crash)}", exit_code=_exit_code(crash))
     return Failure(_cause(error), exit_code=_exit_code(error))
 
 

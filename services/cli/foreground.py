@@ -11,6 +11,7 @@ from common.config import limit_threads, num_cores, redacted
 from common.telemetry.logging import configure_logging
 from services.cli.banner import ready_banner
 from services.cli.events import Event, Ready, Report, pipe_report
+from services.cli.last_words import with_last_words
 from services.cli.process import run_service
 from services.cli.settings import AllSettings
 from services.cli.timeline import Timeline
@@ -39,6 +40,8 @@ def run_role(
         # A supervising parent has said so in the environment already.
         limit_threads(num_threads or num_cores())
     report = _report(name, settings, is_entrance)
+    if settings.termination_log is not None:
+        report = with_last_words(report, settings.termination_log, name)
     return run_service(
         lambda stop: role(settings, report, stop),
         report=report,

@@ -19,9 +19,9 @@ from services.cli.checkpoint_settings import (
     ValidateSettings,
 )
 from services.cli.failures import EXIT_CONFIG, EXIT_OK, Failure
-from services.cli.settings import AllSettings, ChatSettings, GenerateSettings
+from services.cli.settings import AllSettings, ChatSettings, GenerateSettings, ProfileSettings
 
-SERVER = ("config", "model", "log", "shutdown_s")
+SERVER = ("config", "model", "log", "tracing", "admin", "shutdown_s", "termination_log")
 CHECKPOINT = ("config", "checkpoint", "output")
 CLIENT = ("config", "endpoint", "api_key", "timeout_s", "sampling")
 
@@ -110,6 +110,12 @@ COMMANDS = {
         shown=("config", "engines", "sizes", "ranges", "repeats", "peer", "serve", "output"),
         flat=(),
         settings=TransferBenchSettings,
+    ),
+    "profile": Command(
+        summary="record what a worker's engine does, for Perfetto",
+        shown=("config", "worker", "steps", "seconds", "trace", "admin"),
+        flat=("admin.key_file",),
+        settings=ProfileSettings,
     ),
     "version": Command(summary="versions of this package and what it stands on", shown=(), flat=()),
 }

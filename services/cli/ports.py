@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 from services.cli.failures import EXIT_NETWORK, Failure
 
+FIRST_PORT = 10_000
+SYSTEMS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""First and last port that the system gives to whoever names none: to every connection, and to servers like a transfer
+engine's."""
+
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Different ports that nobody listens on; taken and let go, so somebody else may be quicker."""
+    """Different ports that nobody listens on; taken and let go, so somebody else may be quicker.
+
+    They are none that the system gives away by itself, as it would while the processes start that they are meant for.
+    """
+    ports = _candidates()
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(_bound(host, 0)) for _ in range(count)]
-        return [int(bound.getsockname()[1]) for bound in sockets]
+        return [int(_next_bound(host, ports, held).getsockname()[1]) for _ in range(count)]
 
 
 def require_free(host: str, port: int, flag: str) -> None:
@@ -24,6 +35,28 @@ def require_free(host: str, port: int, flag: str) -> None:
             f"cannot listen on {host}:{port} ({error.strerror}); stop what uses it or choose another with {flag}",
             exit_code=EXIT_NETWORK,
         ) from None
+
+
+def _candidates() -> Iterator[int]:
+    """Ports in no order, and then 0 for ever, which leaves the choice to the system."""
+    first = FIRST_PORT
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        first = int(SYSTEMS_PORTS.read_text(encoding="ascii").split()[0])
+    ports = list(range(FIRST_PORT, first))
+    random.shuffle(ports)
+    yield from ports
+    while True:
+        yield 0
+
+
+def _next_bound(host: str, ports: Iterator[int], held: contextlib.ExitStack) -> socket.socket:
+    for port in ports:
+        try:
+            return held.enter_context(_bound(host, port))
+        except OSError:
+            if port == 0:
+                raise
+    raise AssertionError("there is always a candidate")
 
 
 def _bound(host: str, port: int) -> socket.socket:

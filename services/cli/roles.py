@@ -6,19 +6,33 @@ What can be refused before the heavy imports is refused before them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from common.checkpoint.folder import checkpoint_folder
-from services.cli.configs import decode_config, prefill_config, router_config
+from common.checkpoint.folder import checkpoint_folder, tokenizer_folder
+from common.errors import WorkerLost
+from common.rpc.worker_info import server_version
+from common.telemetry.tracing import Tracing, open_tracing
+from services.cli.configs import (
+    decode_config,
+    engine_settings,
+    prefill_config,
+    router_config,
+    tracing_config,
+)
 from services.cli.events import Event, Phase, Progress, Ready, Report
 from services.cli.ports import free_ports, require_free
 from services.cli.settings import AllSettings
 
 if TYPE_CHECKING:
-    from common.engine.build import EngineSettings, LoadedEngine
+    from common.engine.build import LoadedEngine
+    from common.engine.settings import EngineSettings
+    from common.telemetry.startup import Startup
 
 logger = logging.getLogger(__name__)
 
@@ -27,41 +41,79 @@ PROGRESS_PERIOD_S = 0.05
 
 async def run_router(settings: AllSettings, report: Report, stop: asyncio.Event) -> None:
     require_free(settings.router.host, settings.router.port, "--router.port")
-    checkpoint_folder(settings.model)
+    tokenizer_folder(settings.model)
     report(Phase(name="import"))
     from services.router.app import serve
 
     report(Phase(name="workers"))
-    await serve(router_config(settings), ready=_ready(report), stop=stop)
+    with _traced(settings, "router") as tracing:
+        await serve(router_config(settings), ready=_ready(report), stop=stop, tracing=tracing)
 
 
 async def run_prefill(settings: AllSettings, report: Report, stop: asyncio.Event) -> None:
+    if settings.prefill.rendezvous.node_rank:
+        await _run_ranks(engine_settings(settings, settings.prefill), stop)
+        return
     require_free(settings.prefill.host, settings.prefill.port, "--prefill.port")
     checkpoint_folder(settings.model)
     report(Phase(name="import"))
     from services.prefill.app import serve
 
     config = prefill_config(settings)
-    loaded = await _loaded(config.engine, report)
-    await serve(config, ready=_ready(report), stop=stop, loaded=loaded)
+    load = functools.partial(_load, config.engine, report)
+    with _traced(settings, "prefill") as tracing:
+        await serve(config, ready=_ready(report), stop=stop, load=load, tracing=tracing)
 
 
 async def run_decode(settings: AllSettings, report: Report, stop: asyncio.Event) -> None:
+    if settings.decode.rendezvous.node_rank:
+        await _run_ranks(engine_settings(settings, settings.decode), stop)
+        return
     require_free(settings.decode.host, settings.decode.port, "--decode.port")
     checkpoint_folder(settings.model)
     report(Phase(name="import"))
     from services.decode.app import serve
 
     config = decode_config(settings)
-    loaded = await _loaded(config.engine, report)
-    await serve(config, ready=_ready(report), stop=stop, loaded=loaded)
+    load = functools.partial(_load, config.engine, report)
+    with _traced(settings, "decode") as tracing:
+        await serve(config, ready=_ready(report), stop=stop, load=load, tracing=tracing)
 
 
-async def _loaded(settings: EngineSettings, report: Report) -> LoadedEngine:
-    """An engine whose first steps are behind it: those compile kernels, which a request must not wait for."""
+async def _run_ranks(settings: EngineSettings, stop: asyncio.Event) -> None:
+    """Ranks of a worker whose service runs on another machine; they end with it, or when told to here."""
+    from common.engine.mesh_start import start_node
+
+    ranks = await asyncio.to_thread(start_node, settings)
+    ended = asyncio.ensure_future(asyncio.to_thread(ranks.wait))
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not ended.done():
+        await asyncio.to_thread(ranks.kill)
+        await ended
+    elif code := ended.result():
+        raise WorkerLost(ranks.why_lost_now() or f"the ranks ended with exit code {code}")
+
+
+@contextlib.contextmanager
+def _traced(settings: AllSettings, role: str) -> Iterator[Tracing]:
+    tracing = open_tracing(tracing_config(settings), role=role, version=server_version())
+    try:
+        yield tracing
+    finally:
+        tracing.close()
+
+
+async def _load(settings: EngineSettings, report: Report, startup: Startup) -> LoadedEngine:
+    """An engine whose first steps are behind it: those compile kernels, which a request must not wait for.
+
+    `startup` is told of all that `report` is.
+    """
     from common.engine.build import build_engine
     from common.engine.warm_up import warm_up
 
+    report = _telling(startup, report)
     report(Phase(name="weights"))
     loaded = await asyncio.to_thread(build_engine, settings, on_progress=_progress(report))
     cache_bytes = sum(buffer.tensor.nbytes for buffer in loaded.engine.pool.buffers.values())
@@ -122,7 +174,32 @@ async def _first_of(*events: asyncio.Event) -> None:
 
 
 def _ready(report: Report) -> Callable[[str], None]:
-    return lambda address: report(Ready(address=address))
+    def ready(address: str) -> None:
+        settle()
+        report(Ready(address=address))
+
+    return ready
+
+
+def settle() -> None:
+    """What start-up leaves behind lives as long as the process: no collection looks at it again.
+
+    It is a third of a million objects, and looking at them stops every thread of a worker for a tenth of a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _telling(startup: Startup, report: Report) -> Report:
+    def both(event: Event) -> None:
+        match event:
+            case Phase():
+                startup.begin(event.name)
+            case Progress():
+                startup.loading(event.done_bytes, event.total_bytes)
+        report(event)
+
+    return both
 
 
 def _progress(report: Report) -> Callable[[int, int], None]:

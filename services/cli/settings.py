@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
@@ -9,6 +10,7 @@ from pydantic_settings import CliPositionalArg, CliSuppress
 
 from common.checkpoint.folder import DEFAULT_MODEL
 from common.config import CommaSeparated, Section, Settings
+from common.telemetry.compat import Compat
 from common.telemetry.logging import Format, Level
 from common.transfer.config import EngineChoice
 from common.transfer.faults import FaultPlan
@@ -25,11 +27,44 @@ class LogSection(Section):
     format: Format = Field(default="auto", description="auto: text on a terminal, JSON elsewhere")
 
 
+class TracingSection(Section):
+    """One trace a request through all services, sent to an OpenTelemetry collector."""
+
+    endpoint: str = Field(
+        default="",
+        description="where the collector takes OTLP over gRPC, such as http://collector:4317; nothing is traced if not "
+        "given",
+    )
+    sample_ratio: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="share of the requests that are traced; one whose client traces it is traced always",
+    )
+
+
+class AdminSection(Section):
+    """What only those who run the system may ask, such as a profile."""
+
+    key_file: Path | None = Field(
+        default=None,
+        description="file with the key that workers ask for, and that `dspark profile` shows them; nobody may if not "
+        "given",
+    )
+
+
 class EngineSection(Section):
     """What all workers of a deployment have in common."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
+    memory_fraction: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="share of a device's memory for weights and caches, from which pages are sized; 0.9 of an "
+        "accelerator's if not given, and on a CPU all slots at the longest context",
+    )
     max_context_length: int | None = Field(
         default=None,
         ge=128,
@@ -56,12 +91,46 @@ ADMIN_PORT: Any = Field(
     default=0,
     ge=0,
     le=65535,
-    description="where metrics are served over HTTP, counted up for further workers; 0 serves none",
+    description="where metrics and probes are served over HTTP, counted up for further workers; 0 serves none",
 )
 
 
+class MeshSection(Section):
+    """Ranks that are one worker together: dp groups of tp ranks."""
+
+    dp: int = Field(default=1, ge=1, description="groups with requests of their own")
+    tp: int = Field(default=1, ge=1, description="ranks that share the work of a group's requests")
+    ep: int = Field(
+        default=1,
+        ge=1,
+        description="ranks over which experts are spread: all of them, or 1 for every group to have all experts",
+    )
+    check_replicas: bool = Field(
+        default=False,
+        description="compare the caches of a group's ranks after every step, which is slow; to find faults",
+    )
+
+
+class RendezvousSection(Section):
+    """Where the ranks of a mesh meet when they are on several machines."""
+
+    address: str = Field(
+        default="", description="host:port of the first machine; a free port of this one if not given"
+    )
+    num_nodes: int = Field(default=1, ge=1, description="machines, with equally many ranks each")
+    node_rank: int = Field(
+        default=0, ge=0, description="this machine's number; 0 has the service, others only ranks"
+    )
+    timeout_s: float = Field(
+        default=60.0, gt=0, description="a rank that takes no part in a step for so long is lost"
+    )
+    start_timeout_s: float = Field(
+        default=600.0, gt=0, description="ranks that have not loaded their weights by then are lost"
+    )
+
+
 class WorkerSection(Section):
-    """One worker process."""
+    """One worker."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535, description="0 takes a free one")
@@ -70,6 +139,8 @@ class WorkerSection(Section):
         ge=1,
         description="cores to compute with; all of them divided by the workers if not given",
     )
+    mesh: MeshSection = Field(default_factory=MeshSection)
+    rendezvous: RendezvousSection = Field(default_factory=RendezvousSection)
     num_slots: int = Field(default=16, ge=1, description="requests that may hold state at once")
     num_pages: int | None = Field(
         default=None,
@@ -79,6 +150,9 @@ class WorkerSection(Section):
     max_step_rows: int = Field(default=512, ge=1, description="tokens computed in one step")
     stall_s: float = Field(
         default=30.0, gt=0, description="a step that takes longer makes the worker not ready"
+    )
+    dead_s: float = Field(
+        default=120.0, gt=0, description="a step that takes longer fails the liveness probe"
     )
     admin_port: int = ADMIN_PORT
 
@@ -141,10 +215,12 @@ class RouterSection(Section):
     host: str = "127.0.0.1"
     port: int = Field(default=ROUTER_PORT, ge=0, le=65535, description="0 takes a free one")
     prefill_workers: CommaSeparated = Field(
-        default=(f"127.0.0.1:{PREFILL_PORT}",), description="host:port,host:port"
+        default=(f"127.0.0.1:{PREFILL_PORT}",),
+        description="host:port,host:port; dns:host:port is every address of a name",
     )
     decode_workers: CommaSeparated = Field(
-        default=(f"127.0.0.1:{DECODE_PORT}",), description="host:port,host:port"
+        default=(f"127.0.0.1:{DECODE_PORT}",),
+        description="host:port,host:port; dns:host:port is every address of a name",
     )
     admin_port: int = ADMIN_PORT
     request_timeout_s: float = Field(
@@ -187,12 +263,22 @@ class AllSettings(Settings):
     model: str = Field(
         default=DEFAULT_MODEL, description="checkpoint folder, or the name of a shipped one"
     )
+    metrics_compat: Compat = Field(
+        default="none",
+        description="vllm: metrics are shown under its names, too, for dashboards and autoscalers that know them",
+    )
     shutdown_s: float = Field(
         default=30.0,
         gt=0,
         description="time that running requests have after the first stop signal",
     )
+    termination_log: Path | None = Field(
+        default=None,
+        description="file that a service which fails writes the cause to, such as /dev/termination-log",
+    )
     log: LogSection = LogSection()
+    tracing: TracingSection = TracingSection()
+    admin: AdminSection = AdminSection()
     engine: EngineSection = EngineSection()
     transfer: TransferSection = TransferSection()
     router: RouterSection = RouterSection()
@@ -218,3 +304,14 @@ class GenerateSettings(AllSettings):
 
 class ChatSettings(AllSettings):
     system: str | None = Field(default=None, description="what the assistant is told first")
+
+
+class ProfileSettings(AllSettings):
+    worker: CliPositionalArg[str] = Field(description="host:port of a prefill or decode worker")
+    steps: int = Field(default=20, ge=1, le=1000, description="steps of the engine to record")
+    seconds: float = Field(
+        default=10.0, gt=0, le=60, description="end the recording then, whatever was recorded"
+    )
+    trace: Path = Field(
+        default=Path("trace.json.gz"), description="file to write, for Perfetto or chrome://tracing"
+    )

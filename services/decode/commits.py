@@ -31,6 +31,11 @@ class UncommittedRounds:
         self._ends: deque[tuple[int, int]] = deque()  # (round, length after it), oldest first
 
     @property
+    def num_uncommitted(self) -> int:
+        """Tokens that were offered and not taken."""
+        return self._offered - self.committed_length
+
+    @property
     def last_round(self) -> int:
         return self._ends[-1][0] if self._ends else self.committed_round
 
@@ -55,6 +60,7 @@ class UncommittedRounds:
                     f"finish at length {order.length}, which is not between the committed {self.committed_length} "
                     f"and the offered {self._offered}"
                 )
+            self.committed_length = order.length
             return True
         if order.round <= self.committed_round:
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from common.errors import (
 from common.kv_cache.layout import num_pages_for
 from common.rpc.transfer_stream import Write
 from common.telemetry.metrics import TransferMetrics
-from common.transfer.digest import RowDigest
 from common.transfer.engine import TransferEngine
 from common.transfer.grant import WriteGrant
 from common.transfer.handoff import (
@@ -29,9 +29,10 @@ from common.transfer.handoff import (
     HandoffResult,
     HandoffTerms,
 )
-from common.transfer.manifest import require_complete
+from common.transfer.manifest import ManifestEntry, require_complete
 from common.transfer.memory import PoolMemory
 from common.transfer.plan import Placement, live_rows
+from services.decode.arrivals import Arrivals
 from services.decode.meetings import Meetings
 from services.decode.quarantine import Writer
 from services.decode.reservations import Reservation, Reservations, ReservationState
@@ -55,10 +56,14 @@ class Incoming:
     sender_address: str
     stop_receiving: Callable[[], None]
     """Told to the engine once, when nothing more can come in."""
+    arrivals: Arrivals
     may_be_written: bool = True
     """False once the sender has said that it has stopped, which a Complete says too."""
     result: HandoffResult | None = None
     """Set once everything has arrived whole."""
+    digest_s: float = 0.0
+    """Of the last check: how long the sender waited for our digest."""
+    negotiated_at: float = field(default_factory=time.monotonic)
     num_mismatches: int = 0
     check: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One digest at a time: a repeated Complete must not count as a second mismatch."""
@@ -116,10 +121,12 @@ class Intake:
             slot=reservation.memory.slot,
             generation=self._meetings.generation,
         )
+        destination = self._memory.placement(page_ids=pages, slot=reservation.memory.slot)
         self._incoming[key.reservation_id] = Incoming(
             key=key,
             terms=terms,
-            destination=self._memory.placement(page_ids=pages, slot=reservation.memory.slot),
+            destination=destination,
+            arrivals=Arrivals(self._memory, destination, offer.num_tokens),
             engine=engine,
             num_tokens=offer.num_tokens,
             sender_address=offer.sender_address,
@@ -145,6 +152,7 @@ class Intake:
                 grant.require(region, offset, len(payload))
             except InvalidRequest as error:
                 self.counts["refused_writes"] += 1
+                self._metrics.refusals.labels(reason="write").inc()
                 logger.warning("hand-off of request %s: %s", key.request_id, error)
                 raise
             self._memory.write(region, offset, payload)
@@ -152,6 +160,20 @@ class Intake:
             self.counts["received_bytes"] += len(payload)
 
         return write
+
+    async def arrived(
+        self, key: HandoffKey, capability: bytes, entries: Sequence[ManifestEntry]
+    ) -> None:
+        """Rows have arrived, others will: what is digested now is not waited for in the end.
+
+        Raises InvalidRequest when they do not follow those that arrived before.
+        """
+        self._authorize(key, capability)
+        incoming = self._find(key)
+        async with incoming.check:
+            # What comes for the second time is looked at when all of it is there.
+            if incoming.result is None and not incoming.num_mismatches:
+                await incoming.arrivals.take(entries)
 
     async def complete(self, key: HandoffKey, capability: bytes, result: HandoffResult) -> bool:
         """Check that everything came and hold the request ready; False asks for all bytes once more.
@@ -172,6 +194,7 @@ class Intake:
             if is_whole:
                 incoming.stop_receiving()
                 incoming.result = result
+                self._count_received(incoming, result)
                 reservation.move(ReservationState.READY)
                 self._reservations.touch(reservation)
                 self._on_ready(reservation)
@@ -194,6 +217,11 @@ class Intake:
             incoming.may_be_written = False
         self._on_failed(reservation, TransferFailed(f"the prefill worker gave up: {reason}"))
         return reservation
+
+    def digest_s(self, key: HandoffKey) -> float:
+        """How long the last Complete of a hand-off waited for digests; 0 when it is over."""
+        incoming = self._incoming.get(key.reservation_id)
+        return 0.0 if incoming is None else incoming.digest_s
 
     def engine_of(self, reservation: Reservation) -> str:
         """Name of the engine that carried a hand-off that is still known."""
@@ -240,11 +268,12 @@ class Intake:
         except TransferFailed as error:
             self._on_failed(reservation, error)
             raise
-        digest = RowDigest(self._memory, incoming.destination)
-        await digest.update_beside(rows)
-        digests = digest.digests()
+        began = time.monotonic()
+        digests = await incoming.arrivals.finish(rows)
+        incoming.digest_s = time.monotonic() - began
         if digests == result.digests or reservation.has_ended:
             return True
+        incoming.arrivals.begin_anew()
         self.counts["digest_mismatches"] += 1
         incoming.num_mismatches += 1
         logger.warning(
@@ -261,6 +290,13 @@ class Intake:
             self._on_failed(reservation, failed)
             raise failed
         return False
+
+    def _count_received(self, incoming: Incoming, result: HandoffResult) -> None:
+        engine = incoming.engine.name
+        num_bytes = sum(entry.num_bytes for entry in result.manifest)
+        self._metrics.received_bytes.labels(engine=engine).inc(num_bytes)
+        seconds = time.monotonic() - incoming.negotiated_at
+        self._metrics.receive_duration.labels(engine=engine).observe(seconds)
 
     def _count_altered(
         self, incoming: Incoming, found: Sequence[bytes], announced: Sequence[bytes]
@@ -280,6 +316,7 @@ class Intake:
             )
         except ServingError as error:
             self.counts[f"refused_{error.reason.lower()}"] += 1
+            self._metrics.refusals.labels(reason=error.reason.lower()).inc()
             raise
 
     def _find(self, key: HandoffKey) -> Incoming:

@@ -8,7 +8,10 @@ from common.engine.thread import Crossing, Steps
 
 def run_decode_loop(engine: Steps, crossing: Crossing[StepReport]) -> None:
     """Step while there is work, take commands between steps, sleep when there is neither."""
-    while (commands := crossing.take_commands(wait=not engine.has_work)) is not None:
+    while True:
+        commands = crossing.take_commands(wait=not engine.has_work, idle=engine.keep_alive)
+        if commands is None:
+            return
         for command in commands:
             command(engine)
         if engine.has_work:

@@ -73,7 +73,7 @@ class Quarantine:
 
     @property
     def num_pages(self) -> int:
-        return sum(len(held.reservation.memory.block_table) for held in self._held.values())
+        return sum(len(held.reservation.memory.block_table) for held in tuple(self._held.values()))
 
     def hold(self, reservation: Reservation, writer: Writer) -> None:
         """Take a reservation that is ABORTING, and ask its sender to stop."""

@@ -47,6 +47,7 @@ def prompt_request(context: RequestContext, reservation: Reservation) -> Request
         sampling=context.sampling,
         slot=reservation.memory.slot,
         block_table=reservation.memory.take_all(),
+        group=reservation.memory.group,
     )
 
 
@@ -82,6 +83,7 @@ def adopted_request(
         sampling=context.sampling,
         slot=reservation.memory.slot,
         block_table=reservation.memory.block_table,
+        group=reservation.memory.group,
         draft=Draft(proposal=proposal) if is_drafted else None,
         drafter_valid_from=0 if result.has_drafter_state else num_computed,
     )

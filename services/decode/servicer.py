@@ -104,7 +104,9 @@ class DecodeServicer(decode_service_pb2_grpc.DecodeServiceServicer):
             case "admit":
                 admit = command.admit
                 context = convert.context_from_pb(admit.context)
-                self._worker.admit(outbox, context, admit.reservation_id, admit.capability)
+                self._worker.admit(
+                    outbox, context, admit.reservation_id, admit.capability, admit.traceparent
+                )
             case "commit":
                 commit = command.commit
                 self._worker.commit(
@@ -140,13 +142,23 @@ class HandoffServicer(HandoffServiceServicer):
         offer = transfer_convert.offer_from_pb(request)
         return transfer_convert.terms_to_pb(self._intake.negotiate(key, request.capability, offer))
 
+    async def Arrived(
+        self, request: handoff_service_pb2.ArrivedRequest, context: Context
+    ) -> handoff_service_pb2.ArrivedResponse:
+        key = transfer_convert.key_from_pb(request.key)
+        entries = transfer_convert.entries_from_pb(request.rows)
+        await self._intake.arrived(key, request.capability, entries)
+        return handoff_service_pb2.ArrivedResponse()
+
     async def Complete(
         self, request: handoff_service_pb2.CompleteRequest, context: Context
     ) -> handoff_service_pb2.CompleteResponse:
         key = transfer_convert.key_from_pb(request.key)
         result = transfer_convert.result_from_pb(request)
         is_whole = await self._intake.complete(key, request.capability, result)
-        return handoff_service_pb2.CompleteResponse(accepted=is_whole, resend=not is_whole)
+        return handoff_service_pb2.CompleteResponse(
+            accepted=is_whole, resend=not is_whole, digest_s=self._intake.digest_s(key)
+        )
 
     async def AbortHandoff(
         self, request: handoff_service_pb2.AbortHandoffRequest, context: Context
@@ -161,8 +173,8 @@ def load_of(worker: DecodeWorker) -> WorkerLoad:
     """How full the worker is, in figures."""
     reservations = worker.reservations
     return WorkerLoad(
-        num_free_pages=worker.room.pages.num_free,
-        num_free_slots=worker.room.slots.num_free,
+        num_free_pages=worker.room.num_free_pages,
+        num_free_slots=worker.room.num_free_slots,
         queued_requests=reservations.num_in(
             ReservationState.RESERVED, ReservationState.RECEIVING, ReservationState.READY
         ),

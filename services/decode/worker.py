@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.engine.memory import Memory
+from common.engine.meter import StepMeter, follow_engine
 from common.engine.request import Request, StepReport
 from common.engine.thread import EngineThread, Steps
 from common.errors import (
@@ -21,13 +22,15 @@ from common.errors import (
     WorkerLost,
 )
 from common.rpc.worker_info import WorkerIdentity
-from common.telemetry.metrics import TransferMetrics
+from common.telemetry.metrics import WorkerMetrics
+from common.telemetry.tracing import OFF, Tracing
 from common.transfer.engines import Engines
 from common.transfer.handoff import CacheContract, HandoffResult
 from common.transfer.memory import PoolMemory
 from common.types import RequestContext, RequestId
 from services.decode.commits import CommitOrder, Outbox, UncommittedRounds
 from services.decode.events import Admitted, Event, Failed, Finished, Verified
+from services.decode.gauges import follow_requests
 from services.decode.intake import Intake
 from services.decode.loop import run_decode_loop
 from services.decode.meetings import Meetings
@@ -40,6 +43,7 @@ from services.decode.requests import (
 )
 from services.decode.reservations import Reservation, Reservations, ReservationState
 from services.decode.senders import Senders
+from services.decode.trace import RequestTrace
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ class Admission:
     outbox: Outbox
     rounds: UncommittedRounds
     """Of the context as it was admitted; begun anew when the request runs, which may be a first token later."""
+    trace: RequestTrace
 
 
 class DecodeWorker:
@@ -67,12 +72,18 @@ class DecodeWorker:
         identity: WorkerIdentity,
         memory: PoolMemory,
         engines: Engines,
-        metrics: TransferMetrics,
+        metrics: WorkerMetrics,
         reservation_s: float,
         clock: Callable[[], float] = time.monotonic,
+        tracing: Tracing = OFF,
     ) -> None:
         self.identity = identity
-        self.room = Memory(num_pages=identity.num_pages, num_slots=identity.num_slots)
+        self._tracing = tracing
+        self.room = Memory(
+            num_pages=identity.num_pages,
+            num_slots=identity.num_slots,
+            num_groups=identity.num_groups,
+        )
         self.reservations = Reservations(self.room, lifetime_s=reservation_s, clock=clock)
         self.meetings = Meetings(
             memory=memory,
@@ -81,7 +92,7 @@ class DecodeWorker:
             ),
             engines=engines,
             generation=identity.generation,
-            metrics=metrics,
+            metrics=metrics.transfer,
         )
         self.metrics = metrics
         self._engines = engines
@@ -89,7 +100,7 @@ class DecodeWorker:
             reservations=self.reservations,
             memory=memory,
             meetings=self.meetings,
-            metrics=metrics,
+            metrics=metrics.transfer,
             on_ready=self._on_ready,
             on_failed=self.end,
         )
@@ -102,7 +113,17 @@ class DecodeWorker:
         self._admissions: dict[str, Admission] = {}
         self._running: dict[RequestId, Reservation] = {}
         self._endings: set[asyncio.Task[None]] = set()
-        metrics.quarantined_pages.set_function(lambda: self.quarantine.num_pages)
+        self._clock = clock
+        self._num_uncomputed: dict[RequestId, int] = {}
+        """Prompt tokens of requests whose prompt is being computed here."""
+        self._meter = StepMeter(metrics, draft_length=identity.draft_length)
+        follow_engine(metrics.engine, self.engine, self.room)
+        follow_requests(
+            metrics,
+            reservations=self.reservations,
+            quarantine=self.quarantine,
+            num_uncomputed=self._num_uncomputed,
+        )
 
     async def reserve(
         self,
@@ -137,7 +158,12 @@ class DecodeWorker:
         )
 
     def admit(
-        self, outbox: Outbox, context: RequestContext, reservation_id: str, capability: bytes
+        self,
+        outbox: Outbox,
+        context: RequestContext,
+        reservation_id: str,
+        capability: bytes,
+        traceparent: str = "",
     ) -> None:
         """Run a request as soon as its state is there. What is wrong is told to the outbox as Failed."""
         try:
@@ -155,7 +181,10 @@ class DecodeWorker:
             reservation.state is ReservationState.RESERVED and self.identity.computes_prompts
         )
         self._admissions[reservation_id] = Admission(
-            context=context, outbox=outbox, rounds=UncommittedRounds(context.length)
+            context=context,
+            outbox=outbox,
+            rounds=UncommittedRounds(context.length),
+            trace=RequestTrace(self._tracing.join("decode", traceparent=traceparent), context),
         )
         self.reservations.touch(reservation)
         try:
@@ -218,6 +247,7 @@ class DecodeWorker:
         for reservation in self.reservations.expired():
             if reservation.reservation_id in self._admissions:
                 continue
+            self.metrics.engine.reservations_expired.inc()
             logger.warning(
                 "reservation %s of request %s expired while %s",
                 reservation.reservation_id,
@@ -240,6 +270,7 @@ class DecodeWorker:
             self.quarantine.hold(reservation, writer)
             self._tell_router(reservation, error)
         elif is_running:
+            self._count_end(reservation)
             # The engine may be in the middle of a step that writes these pages.
             ending = asyncio.create_task(self._release_running(reservation, error))
             self._endings.add(ending)
@@ -286,17 +317,27 @@ class DecodeWorker:
         for result in report.rounds:
             reservation = self._running.get(result.request.request_id)
             if reservation is None or reservation.has_ended:
+                self.metrics.engine.tokens_discarded.inc(len(result.token_ids))
                 continue  # it was ended while the step ran
+            self._num_uncomputed.pop(reservation.request_id, None)
             admission = self._admissions[reservation.reservation_id]
             admission.rounds.offer(result)
+            admission.trace.round(result)
             admission.outbox.put(
                 Verified(request_id=reservation.request_id, epoch=reservation.epoch, result=result)
             )
+        self._meter.count(report)
 
     def _on_crash(self, error: Exception) -> None:
         """The engine is gone and every request with it."""
         for reservation in list(self._running.values()):
             self.end(reservation, WorkerLost("the engine of the decode worker failed"))
+
+    def _count_end(self, reservation: Reservation) -> None:
+        """A request that ran is over: what it was offered and did not take is lost."""
+        self._num_uncomputed.pop(reservation.request_id, None)
+        rounds = self._admissions[reservation.reservation_id].rounds
+        self.metrics.engine.tokens_discarded.inc(rounds.num_uncommitted)
 
     async def _release_running(self, reservation: Reservation, error: ServingError | None) -> None:
         await self.engine.remove(reservation.request_id)
@@ -311,6 +352,7 @@ class DecodeWorker:
         admission = self._admissions.pop(reservation.reservation_id, None)
         if admission is not None:
             admission.outbox.put(_last_event(reservation, error))
+            admission.trace.ended(error)
             _log_end(reservation, admission, error)
 
     def _of_stream(self, outbox: Outbox, request_id: RequestId, epoch: int) -> Reservation | None:
@@ -333,6 +375,7 @@ class DecodeWorker:
         fallback = ""
         if not result.has_drafter_state and self.identity.draft_length:
             fallback = "the prefill worker sent no drafter state"
+            self.metrics.spec_decode.drafter_fallbacks.inc()
         # What was committed since the state was computed begins with its first token.
         is_news = len(request.tokens) > context.length
         self._run(
@@ -355,8 +398,12 @@ class DecodeWorker:
         self.engine.add(request)
         reservation.move(ReservationState.RUNNING)
         self._running[request.request_id] = reservation
+        self.metrics.engine.queue_duration.observe(self._clock() - reservation.reserved_at)
+        if request.computes_prompt:
+            self._num_uncomputed[request.request_id] = request.num_uncomputed
         admission = self._admissions[reservation.reservation_id]
         admission.rounds = UncommittedRounds(len(request.tokens))
+        admission.trace.runs(transfer_engine=transfer_engine)
         admission.outbox.put(
             Admitted(
                 request_id=request.request_id,
@@ -383,11 +430,15 @@ def _last_event(reservation: Reservation, error: ServingError | None) -> Event:
 
 
 def _log_end(reservation: Reservation, admission: Admission, error: ServingError | None) -> None:
-    logger.info(
-        "request %s epoch %d ended after %d rounds at %d tokens: %s",
-        reservation.request_id,
-        reservation.epoch,
-        admission.rounds.last_round,
-        admission.rounds.committed_length,
-        "finished" if error is None else f"{error.reason}: {error.message}",
+    logger.debug(
+        "request ended",
+        extra={
+            "request_id": reservation.request_id,
+            "epoch": reservation.epoch,
+            "rounds": admission.rounds.last_round,
+            "committed_length": admission.rounds.committed_length,
+            "outcome": "finished" if error is None else error.reason,
+            **({"cause": error.message} if error is not None else {}),
+            **admission.trace.ids(),
+        },
     )

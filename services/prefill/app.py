@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from common.checkpoint.reader import Progress
+import grpc.aio
+
 from common.engine.build import LoadedEngine, build_engine
+from common.engine.profiler import StepProfiler
+from common.rpc import admin_servicer
+from common.rpc.admin_key import AdminKey
+from common.rpc.admin_servicer import register_admin
 from common.rpc.server import build_server
-from common.rpc.worker_info import WorkerIdentity
-from common.rpc.worker_process import run_worker
+from common.rpc.tracing import client_interceptors, server_interceptors
+from common.rpc.worker_info import WorkerIdentity, describe
+from common.rpc.worker_process import run_worker, unless_stopped
 from common.telemetry.admin import AdminServer
-from common.telemetry.metrics import TransferMetrics
+from common.telemetry.metrics import WorkerMetrics
+from common.telemetry.probes import Probes
+from common.telemetry.startup import Startup
+from common.telemetry.tracing import OFF, Tracing
 from common.transfer.engines import open_engines
 from common.transfer.faulty_engine import with_faults
 from common.transfer.grpc_engine import GrpcTransferEngine
 from common.transfer.handoff import CacheContract
 from common.transfer.memory import PoolMemory
 from services.prefill.config import PrefillConfig
-from services.prefill.handoff import Sender
+from services.prefill.link import LinkMeter
 from services.prefill.pairs import Pairs
 from services.prefill.peers import Peers
+from services.prefill.sender import Sender
 from services.prefill.servicer import SERVICE_NAMES, register
 from services.prefill.worker import PrefillWorker
 
 logger = logging.getLogger(__name__)
+
+Load = Callable[[Startup], Awaitable[LoadedEngine]]
+"""Gives the engine, and tells what it is given how far that is."""
 
 ANY_HOST = ("0.0.0.0", "::", "[::]")
 
@@ -37,45 +51,74 @@ async def serve(
     ready: Callable[[str], None] | None = None,
     stop: asyncio.Event,
     loaded: LoadedEngine | None = None,
-    on_progress: Progress | None = None,
+    load: Load | None = None,
+    tracing: Tracing = OFF,
 ) -> None:
     """Run until `stop` is set, then let running requests finish for `drain_s`.
 
-    `ready` is called once with host:port. Loads the checkpoint unless `loaded` is given. Raises CheckpointError and
-    ConfigError before anything is served.
+    `ready` is called once with host:port. The engine is `loaded`, or what `load` gives, or else built as configured.
+    Requests are traced by `tracing`, which its owner closes. A start is left when `stop` comes before its end. Raises
+    CheckpointError and ConfigError before a request is served, EngineFailed when the engine fails.
     """
-    if loaded is None:
-        loaded = await asyncio.to_thread(build_engine, config.engine, on_progress=on_progress)
-    worker = build_worker(config, loaded)
+    probes = Probes()
+    metrics = WorkerMetrics(model=config.model, role="prefill", compat=config.metrics_compat)
+    admin = AdminServer(metrics.registry, probes, host=config.host, port=config.admin_port)
+    with contextlib.closing(admin):
+        startup = Startup(probes, metrics.process)
+        loaded = loaded or await unless_stopped((load or _load(config))(startup), stop)
+        if loaded is not None:
+            startup.end()
+            await _serve_loaded(config, loaded, metrics, probes, tracing, ready=ready, stop=stop)
+
+
+def _load(config: PrefillConfig) -> Load:
+    async def build(startup: Startup) -> LoadedEngine:
+        startup.begin("weights")
+        return await asyncio.to_thread(build_engine, config.engine, on_progress=startup.loading)
+
+    return build
+
+
+async def _serve_loaded(
+    config: PrefillConfig,
+    loaded: LoadedEngine,
+    metrics: WorkerMetrics,
+    probes: Probes,
+    tracing: Tracing,
+    *,
+    ready: Callable[[str], None] | None,
+    stop: asyncio.Event,
+) -> None:
+    worker = build_worker(config, loaded, metrics, tracing)
+    admin_key = AdminKey(config.admin_key_file)
+
+    def register_all(grpc_server: grpc.aio.Server) -> None:
+        register(worker, grpc_server)
+        register_admin(grpc_server, StepProfiler(worker.engine), admin_key)
+
     server = build_server(
         host=config.host,
         port=config.port,
-        service_names=SERVICE_NAMES,
-        register=lambda grpc_server: register(worker, grpc_server),
+        service_names=(*SERVICE_NAMES, admin_servicer.SERVICE_NAME),
+        register=register_all,
+        interceptors=server_interceptors(tracing),
     )
-    admin = AdminServer(worker.metrics.registry, host=config.host, port=config.admin_port)
     worker.engine.start()
     await server.start()
     worker.pairs.own_address = advertised_address(config, server.port)
     logger.info("prefill worker %s serves %s", server.address, config.model)
-    try:
-        await run_worker(
-            worker,
-            server,
-            stall_s=config.stall_s,
-            drain_s=config.drain_s,
-            ready=ready,
-            stop=stop,
-        )
-    finally:
-        admin.close()
+    await run_worker(worker, server, probes, patience=config.patience, ready=ready, stop=stop)
 
 
-def build_worker(config: PrefillConfig, loaded: LoadedEngine) -> PrefillWorker:
+def build_worker(
+    config: PrefillConfig,
+    loaded: LoadedEngine,
+    metrics: WorkerMetrics,
+    tracing: Tracing = OFF,
+) -> PrefillWorker:
     """A worker around a loaded engine; must be called inside the event loop that will serve."""
     memory = PoolMemory(loaded.engine.pool)
-    metrics = TransferMetrics()
-    peers = Peers()
+    peers = Peers(client_interceptors(tracing))
     grpc_engine = GrpcTransferEngine(
         memory, peers.channel, write_timeout_s=config.handoff.transfer_timeout_s
     )
@@ -91,8 +134,20 @@ def build_worker(config: PrefillConfig, loaded: LoadedEngine) -> PrefillWorker:
         draft_length=loaded.engine.config.draft_length,
         num_pages=loaded.num_pages,
         num_slots=loaded.num_slots,
+        num_groups=loaded.engine.num_groups,
         transfer_engines=engines.names,
+        details=loaded.ledger.details(),
     )
+    engine = config.engine
+    describe(
+        identity,
+        metrics.process,
+        dtype=engine.dtype,
+        device=engine.device,
+        max_step_rows=engine.max_step_rows,
+    )
+    for kind, num_bytes in loaded.ledger.by_kind().items():
+        metrics.engine.set_device_memory(kind.value, num_bytes)
     pairs = Pairs(
         peers=peers,
         engines=engines,
@@ -100,15 +155,22 @@ def build_worker(config: PrefillConfig, loaded: LoadedEngine) -> PrefillWorker:
         contract=CacheContract(model_fingerprint=loaded.fingerprint, layout=loaded.layout),
         generation=identity.generation,
         config=config.transfer,
-        metrics=metrics,
+        metrics=metrics.transfer,
         meet_timeout_s=config.handoff.negotiate_timeout_s,
     )
-    sender = Sender(memory=memory, pairs=pairs, config=config.handoff, metrics=metrics)
+    sender = Sender(
+        memory=memory,
+        pairs=pairs,
+        config=config.handoff,
+        metrics=metrics.transfer,
+        link=LinkMeter(metrics.transfer),
+    )
     return PrefillWorker(
         loaded.engine,
         identity=identity,
         sender=sender,
         peers=peers,
+        metrics=metrics,
         max_queued=config.max_queued,
         job_timeout_s=config.job_timeout_s,
     )

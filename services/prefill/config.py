@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
+from common.rpc.worker_process import Patience
+from common.telemetry.compat import Compat
 from common.transfer.config import TransferConfig
 from common.transfer.faults import FaultPlan
 
 if TYPE_CHECKING:
     # Configuration is read before torch is loaded.
-    from common.engine.build import EngineSettings
+    from common.engine.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,8 @@ class HandoffConfig:
     """For the bytes that are under way at one time."""
     complete_timeout_s: float = 30.0
     """The receiver digests all bytes in that time."""
+    announced_bytes: int = 1 << 20
+    """The receiver hears of a write that is at least so large and digests its rows while others travel."""
     abort_timeout_s: float = 1.0
     lease_s: float = 30.0
     """How long handed-over state is kept for another decode worker; less when its room is needed."""
@@ -57,6 +62,8 @@ class PrefillConfig:
     transfer: TransferConfig = field(default_factory=TransferConfig)
     admin_port: int = 0
     """Where metrics are served over HTTP; 0 serves none."""
+    metrics_compat: Compat = "none"
+    """Whose names metrics are shown under, too."""
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     faults: FaultPlan = field(default_factory=FaultPlan)
     """Writes that go wrong on purpose, for drills."""
@@ -64,14 +71,23 @@ class PrefillConfig:
     """Requests that may wait for room; one more is refused."""
     job_timeout_s: float = 600.0
     """Bound of a prefill's wait for room, and of its work after that, whatever its caller allows."""
+    admin_key_file: Path | None = None
+    """Holds the key without which nobody is shown what the engine does; nobody is without a file."""
     stall_s: float = 30.0
     """A step that takes longer makes the worker not ready."""
+    dead_s: float = 120.0
+    """A step that takes longer fails the liveness probe."""
     drain_s: float = 30.0
     """How long running requests may go on after a stop was asked for."""
 
     def __post_init__(self) -> None:
-        if self.max_queued < 0 or self.drain_s < 0:
-            raise ConfigError("max_queued and drain_s must not be below 0")
-        for name in ("stall_s", "job_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a value above 0")
+        if self.max_queued < 0:
+            raise ConfigError(f"max_queued is {self.max_queued}; give 0 or more")
+        if self.job_timeout_s <= 0:
+            raise ConfigError(f"job_timeout_s is {self.job_timeout_s}; give a value above 0")
+        _ = self.patience  # refuses what cannot work
+
+    @property
+    def patience(self) -> Patience:
+        """Raises ConfigError when its values cannot work."""
+        return Patience(stall_s=self.stall_s, dead_s=self.dead_s, drain_s=self.drain_s)

@@ -13,10 +13,11 @@ from common.engine.memory import RequestMemory
 from common.engine.thread import EngineThread
 from common.errors import DeadlinePassed, ServingError
 from common.rpc.worker_info import WorkerIdentity
+from common.telemetry.tracing import part, record
 from common.transfer.handoff import HandoffKey
 from common.types import RequestContext
 from services.prefill.events import HandoffDone
-from services.prefill.handoff import Handoff, Sender
+from services.prefill.handoff import Handoff
 from services.prefill.job import Job
 from services.prefill.leases import FinishedState, Lease
 from services.prefill.loop import FirstTokenSampled, PrefillReport
@@ -24,6 +25,7 @@ from services.prefill.peers import Peers
 from services.prefill.quarantine import ASK_TIMEOUT_S, Quarantine
 from services.prefill.requests import prompt_request
 from services.prefill.room import Room
+from services.prefill.sender import Sender
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +79,12 @@ class Courses:
             ):
                 began_at = self._clock()
                 async with self._in_time():
-                    await handoff.negotiate()
+                    with part("kv_transfer.negotiate"):
+                        await handoff.negotiate()
                     await handoff.finish(lease.state.first)
                 job.is_ending = True
                 self._counts["lease_handoffs"] += 1
+                self._sender.metrics.lease_handoffs.inc()
                 self._report_done(job, handoff, lease, since=began_at)
             self._room.close_lease(lease)
         finally:
@@ -100,15 +104,19 @@ class Courses:
             # Named after the reservation, so that a router can free it even if it never heard of the lease.
             lease = self._room.leases.grant(memory, state, lease_id=job.ticket.reservation_id)
             job.is_ending = True
+            tail = handoff.writes.bytes_after(first.sampled_at) / handoff.writes.num_bytes
+            self._sender.metrics.handoff_tail.observe(tail)
             self._report_done(job, handoff, lease, since=first.sampled_at)
         self._room.serve_queue()
 
     async def _hand_over(self, job: Job, handoff: Handoff) -> FirstTokenSampled:
-        """Send pages as they close while the engine computes the next ones, then everything else."""
-        await handoff.negotiate()
+        """Send pages as they close while the engine computes the next ones, the rest while it samples and drafts."""
+        with part("kv_transfer.negotiate"):
+            await handoff.negotiate()
         while job.first is None:
             await job.wait_progress()
-            await handoff.send_closed(job.num_computed)
+            await handoff.send_computed(job.num_computed)
+        _trace_compute(job, job.first)
         await handoff.finish(job.first)
         return job.first
 
@@ -122,7 +130,8 @@ class Courses:
         """
         why = "cancelled"
         try:
-            yield
+            with self._sender.metrics.handoffs_in_progress.track_inprogress():
+                yield
         except BaseException as error:
             if isinstance(error, ServingError):
                 why = error.message
@@ -136,7 +145,9 @@ class Courses:
                 self._quarantine.hold(handoff, free)
             self._on_freed(job)
             logger.info(
-                "request %s epoch %d given up: %s", job.context.request_id, job.context.epoch, why
+                "request given up: %s",
+                why,
+                extra={"request_id": job.context.request_id, "epoch": job.context.epoch},
             )
             if has_stopped:
                 await handoff.abort(why)
@@ -151,27 +162,37 @@ class Courses:
             raise DeadlinePassed(f"a prefill took longer than {self._job_timeout_s} s") from None
 
     def _report_done(self, job: Job, handoff: Handoff, lease: Lease, *, since: float) -> None:
-        handoff_s = self._clock() - since
-        self._sender.metrics.handoff_duration.labels(engine=handoff.engine_name).observe(handoff_s)
+        writes = handoff.writes
+        handoff_s, wire_s = self._clock() - since, writes.seconds_after(since)
+        metrics, engine = self._sender.metrics, handoff.engine_name
+        metrics.handoff_duration.labels(engine=engine).observe(handoff_s)
+        metrics.handoff_overhead.labels(engine=engine).observe(handoff_s - wire_s)
         job.put(
             HandoffDone(
                 lease_id=lease.lease_id,
                 lease_s=self._room.leases.lease_s,
-                num_bytes=handoff.num_bytes,
+                num_bytes=writes.num_bytes,
+                num_late_bytes=writes.bytes_after(since),
                 handoff_s=handoff_s,
-                transfer_engine=handoff.engine_name,
+                wire_s=wire_s,
+                total_wire_s=writes.seconds,
+                digest_s=handoff.waits.seconds_after(since),
+                transfer_engine=engine,
             )
         )
-        logger.info(
-            "request %s epoch %d: %d of %d tokens handed to %s, %d bytes by %s in %.1f ms",
-            job.context.request_id,
-            job.context.epoch,
-            len(lease.state.tokens),
-            job.context.length,
-            job.ticket.address,
-            handoff.num_bytes,
-            handoff.engine_name,
-            handoff_s * 1e3,
+        logger.debug(
+            "request handed over",
+            extra={
+                "request_id": job.context.request_id,
+                "epoch": job.context.epoch,
+                "tokens": len(lease.state.tokens),
+                "length": job.context.length,
+                "decode_worker": job.ticket.address,
+                "bytes": writes.num_bytes,
+                "transfer_engine": engine,
+                "handoff_s": round(handoff_s, 4),
+                "wire_s": round(wire_s, 4),
+            },
         )
 
     def _max_length(self, context: RequestContext) -> int:
@@ -196,3 +217,14 @@ class Courses:
             ),
             num_tokens=num_tokens,
         )
+
+
+def _trace_compute(job: Job, first: FirstTokenSampled) -> None:
+    """The engine's own times: it knows no spans."""
+    record("prefill.queue", began=job.arrived_at, ended=first.first_scheduled_at)
+    record(
+        "prefill.compute",
+        began=first.first_scheduled_at,
+        ended=first.sampled_at,
+        attributes={"dspark.computed_tokens": job.context.length},
+    )

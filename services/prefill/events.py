@@ -26,8 +26,16 @@ class HandoffDone:
     lease_id: str
     lease_s: float
     num_bytes: int
+    num_late_bytes: int
+    """Of these, what had not arrived when the first token was sampled."""
     handoff_s: float
-    """From the first token to the acknowledgement."""
+    """From the first token, or a lease's hand-off's beginning, to the acknowledgement."""
+    wire_s: float
+    """Of that, when a write was under way."""
+    total_wire_s: float
+    """When a write was under way, before the first token too."""
+    digest_s: float
+    """Of `handoff_s`, when one side or the other only digested."""
     transfer_engine: str
 
 

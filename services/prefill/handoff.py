@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
@@ -21,25 +20,25 @@ from common.errors import (
 )
 from common.kv_cache.layout import num_pages_for
 from common.rpc.status import error_of_call
-from common.telemetry.metrics import TransferMetrics
+from common.telemetry.tracing import part
 from common.transfer import convert
 from common.transfer.digest import RowDigest
-from common.transfer.engine import TransferId, WriteTarget
+from common.transfer.engine import WriteTarget
 from common.transfer.handoff import HandoffKey, HandoffOffer, HandoffResult, HandoffTerms
 from common.transfer.manifest import manifest_of
-from common.transfer.memory import PoolMemory
 from common.transfer.plan import (
     Placement,
     Rows,
-    closed_rows,
-    live_rows,
+    final_rows,
     plan_writes,
     rows_after,
 )
 from dspark.v1 import handoff_service_pb2 as pb
-from services.prefill.config import HandoffConfig
 from services.prefill.loop import FirstTokenSampled
-from services.prefill.pairs import Pair, Pairs
+from services.prefill.pairs import Pair
+from services.prefill.sender import DecodeTicket, Sender
+from services.prefill.spans import Span, Spans
+from services.prefill.wire import Wire
 
 if TYPE_CHECKING:
     # The generated module has the typed stub for type checkers only.
@@ -50,27 +49,8 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeTicket:
-    """Proof of a reservation on a decode worker."""
-
-    address: str
-    reservation_id: str
-    capability: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sender:
-    """What all hand-offs of a worker share."""
-
-    memory: PoolMemory
-    pairs: Pairs
-    config: HandoffConfig
-    metrics: TransferMetrics
-
-
 class Handoff:
-    """Negotiate, then `send_closed` any number of times, then `finish`; `stop` and `abort` at any time.
+    """Negotiate, then `send_computed` any number of times, then `finish`; `stop` and `abort` at any time.
 
     The rows of `source` must stay in place until `finish` has returned or `stop` has returned True.
     """
@@ -87,7 +67,8 @@ class Handoff:
     ) -> None:
         self.key = key
         self.source = source
-        self.num_bytes = 0
+        self.waits = Spans()
+        """For digests: ours when the bytes had arrived, the receiver's when it had everything."""
         self.engine_name = ""
         self.receiver_generation = ""
         """The decode worker's process as it was negotiated with; empty before."""
@@ -98,9 +79,17 @@ class Handoff:
         self._layout = sender.memory.layout
         self._sent: Rows = tuple(range(0) for _ in self._layout.regions)
         self._digest = RowDigest(sender.memory, source)
-        self._transfer: TransferId | None = None
-        self._pair: Pair
+        self._announcements: list[asyncio.Task[None]] = []
+        self._announcing = asyncio.Lock()
+        """One after the other, as the receiver takes rows in order."""
+        self._wire: Wire | None = None
+        """There is one from the negotiation on."""
         self._destination: Placement
+
+    @property
+    def writes(self) -> Spans:
+        """What was written, and when."""
+        return Spans() if self._wire is None else self._wire.writes
 
     @property
     def peer(self) -> str:
@@ -128,30 +117,34 @@ class Handoff:
                 f"{self._num_tokens} tokens have {num_pages}",
                 metadata={"field": "page_ids"},
             )
-        self._pair = pair
+        self._wire = Wire(
+            self._sender,
+            pair,
+            WriteTarget(
+                address=self._ticket.address, key=self.key, capability=self._ticket.capability
+            ),
+        )
         self.receiver_generation = pair.generation
         self._destination = Placement(memory=pair.memory, page_ids=terms.page_ids, slot=terms.slot)
         self.engine_name = pair.engine.name
 
-    async def send_closed(self, num_computed: int) -> None:
-        """Send whole pages among the first `num_computed` positions that were not sent yet."""
-        rows = closed_rows(self._layout, min(num_computed, self._num_tokens))
-        new, self._sent = rows_after(rows, self._sent), rows
-        if any(new):
-            await self._send_and_digest(new)
+    async def send_computed(self, num_computed: int) -> None:
+        """Send what nothing rewrites when so many positions are computed, and was not sent yet; in the end all."""
+        rows, num_bytes = await self._send_final(num_computed)
+        if num_bytes >= self._sender.config.announced_bytes:
+            self._announcements.append(asyncio.create_task(self._announce(rows)))
 
     async def finish(self, first: FirstTokenSampled) -> None:
         """Send what is left and have the decode worker check it. Raises TransferFailed after the second mismatch."""
-        has_drafter_state = self._sender.config.sends_drafter_state
-        rows = live_rows(self._layout, self._num_tokens, has_drafter_state=has_drafter_state)
-        await self._send_and_digest(rows_after(rows, self._sent))
+        await self._send_final(self._num_tokens)
+        rows = self._final_rows(self._num_tokens)
         result = HandoffResult(
             manifest=manifest_of(self._layout, self.source.memory, rows),
             digests=self._digest.digests(),
             first_token_id=first.token_id,
             first_logprob=first.logprob,
             proposal=first.proposal,
-            has_drafter_state=has_drafter_state,
+            has_drafter_state=self._sender.config.sends_drafter_state,
         )
         if (await self._complete(result)).resend:
             logger.warning(
@@ -166,11 +159,9 @@ class Handoff:
 
     async def stop(self, *, timeout_s: float) -> bool:
         """End a write that is under way; True when nothing reads the source or writes to the peer any more."""
-        if self._transfer is not None:
-            if not await self._pair.engine.cancel(self._transfer, timeout_s=timeout_s):
-                return False
-            self._transfer = None
-        return True
+        for announcement in self._announcements:
+            announcement.cancel()
+        return self._wire is None or await self._wire.stop(timeout_s=timeout_s)
 
     async def abort(self, reason: str) -> None:
         """Tell the decode worker that nothing more will come; to be called after `stop`. A lost peer is no error."""
@@ -194,49 +185,58 @@ class Handoff:
             await self._ask(self._stub.Negotiate(request, timeout=timeout_s))
         )
 
-    async def _send_and_digest(self, rows: Rows) -> None:
+    async def _send_final(self, num_computed: int) -> tuple[Rows, int]:
+        """(the rows that were sent, their bytes)."""
+        final = self._final_rows(num_computed)
+        new, self._sent = rows_after(final, self._sent), final
+        return new, await self._send_and_digest(new) if any(new) else 0
+
+    async def _send_and_digest(self, rows: Rows) -> int:
         """The digest is taken while the bytes travel."""
         digest = asyncio.create_task(self._digest.update_beside(rows))
         try:
-            await self._send(rows)
+            num_bytes = await self._send(rows)
         finally:
             # A thread cannot be stopped, and reads the source until it ends.
+            began = self._sender.clock()
             await digest
+            self.waits.add(Span(began=began, ended=self._sender.clock()))
+        return num_bytes
 
-    async def _send(self, rows: Rows) -> None:
-        ranges = plan_writes(self._layout, self.source, self._destination, rows)
-        if not ranges:
-            return
-        engine, metrics = self._pair.engine, self._sender.metrics
-        target = WriteTarget(
-            address=self._ticket.address, key=self.key, capability=self._ticket.capability
+    async def _announce(self, rows: Rows) -> None:
+        """What arrived can be digested before all has; a receiver that does not do so digests it in the end."""
+        request = pb.ArrivedRequest(
+            key=convert.key_to_pb(self.key),
+            capability=self._ticket.capability,
+            rows=convert.entries_to_pb(manifest_of(self._layout, self.source.memory, rows)),
         )
-        num_bytes = sum(r.length for r in ranges)
-        timeout_s = self._sender.config.transfer_timeout_s
-        with metrics.duration.labels(engine=engine.name).time(), self._failures_named():
-            self._transfer = engine.write(target, ranges)
-            try:
-                is_done = await engine.poll(self._transfer, timeout_s=timeout_s)
-            except ServingError:
-                # Failed is not stopped: `stop` finds out.
-                if engine.is_one_sided:
-                    self._sender.pairs.distrust(self._pair)
-                metrics.failures.labels(reason="write_failed").inc()
-                raise
-        if not is_done:
-            self._sender.pairs.distrust(self._pair)
-            metrics.failures.labels(reason="timeout").inc()
-            raise TransferFailed(
-                f"{num_bytes} bytes did not reach {self._ticket.address} in {timeout_s} s"
-            )
-        self._transfer = None
-        self.num_bytes += num_bytes
-        metrics.bytes.labels(engine=engine.name).inc(num_bytes)
+        timeout_s = self._sender.config.complete_timeout_s
+        async with self._announcing:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self._stub.Arrived(request, timeout=timeout_s)
+
+    async def _send(self, rows: Rows) -> int:
+        assert self._wire is not None, "nothing was negotiated"
+        ranges = plan_writes(self._layout, self.source, self._destination, rows)
+        with self._failures_named():
+            return await self._wire.send(ranges)
+
+    def _final_rows(self, num_computed: int) -> Rows:
+        return final_rows(
+            self._layout,
+            self._num_tokens,
+            num_computed,
+            has_drafter_state=self._sender.config.sends_drafter_state,
+        )
 
     async def _complete(self, result: HandoffResult) -> pb.CompleteResponse:
         request = convert.result_to_pb(result, self.key, self._ticket.capability)
         timeout_s = self._sender.config.complete_timeout_s
-        return await self._ask(self._stub.Complete(request, timeout=timeout_s))
+        with part("kv_transfer.complete"):
+            response = await self._ask(self._stub.Complete(request, timeout=timeout_s))
+        now = self._sender.clock()
+        self.waits.add(Span(began=now - response.digest_s, ended=now))
+        return response
 
     async def _ask(self, call: Awaitable[Answer]) -> Answer:
         with self._failures_named():

@@ -9,14 +9,22 @@ from typing import Any
 from common.errors import RequestAborted, ServingError
 from common.types import RequestContext
 from services.prefill.events import Event, FirstToken
-from services.prefill.handoff import DecodeTicket
 from services.prefill.loop import ChunkComputed, FirstTokenSampled
+from services.prefill.sender import DecodeTicket
 
 
 class Job:
     """Runs in a task of its own, so that the end of a call, however abrupt, leaves its cleaning up undisturbed."""
 
-    def __init__(self, context: RequestContext, ticket: DecodeTicket, *, arrived_at: float) -> None:
+    def __init__(
+        self,
+        context: RequestContext,
+        ticket: DecodeTicket,
+        *,
+        arrived_at: float,
+        num_to_compute: int,
+    ) -> None:
+        """`num_to_compute` of the context's tokens are computed here: all, or none when state is handed on."""
         self.context = context
         self.ticket = ticket
         self.num_computed = 0
@@ -25,12 +33,20 @@ class Job:
         """Set when the worker has forgotten the job: its room is given back or its lease's."""
         self.is_ending = False
         """Set by the work before it cleans up, which must not be cancelled half way."""
-        self._arrived_at = arrived_at
+        self.queue_s = 0.0
+        """From arrival to the first chunk's start; known with the first token."""
+        self.arrived_at = arrived_at
+        self._num_to_compute = num_to_compute
         self._has_begun = False
         self._progressed = asyncio.Event()
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._task: asyncio.Task[None]
         self._why_cancelled: ServingError | None = None
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens that are still to be computed."""
+        return 0 if self.first is not None else self._num_to_compute - self.num_computed
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = asyncio.create_task(self._run(work), name=f"prefill {self.context.request_id}")
@@ -68,11 +84,12 @@ class Job:
         """The engine came further."""
         if isinstance(report, FirstTokenSampled):
             self.first = report
+            self.queue_s = max(0.0, report.first_scheduled_at - self.arrived_at)
             self.put(
                 FirstToken(
                     token_id=report.token_id,
                     logprob=report.logprob,
-                    queue_s=max(0.0, report.first_scheduled_at - self._arrived_at),
+                    queue_s=self.queue_s,
                     compute_s=report.sampled_at - report.first_scheduled_at,
                 )
             )

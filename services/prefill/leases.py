@@ -40,10 +40,18 @@ class Leases:
     The room of an ended lease is free as soon as nobody reads it.
     """
 
-    def __init__(self, *, lease_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        lease_s: float,
+        clock: Callable[[], float],
+        on_ended: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        """`on_ended` hears of every lease's end, "released", "expired" or "evicted"."""
         self.lease_s = lease_s
         self.num_expired = 0
         self._clock = clock
+        self._on_ended = on_ended
         self._leases: dict[str, Lease] = {}
 
     def __len__(self) -> int:
@@ -90,19 +98,14 @@ class Leases:
 
     def release(self, lease_id: str) -> bool:
         """End a lease; False when it has ended already."""
-        lease = self._leases.pop(lease_id, None)
-        if lease is None:
-            return False
-        lease.has_ended = True
-        self._free_unread(lease)
-        return True
+        return self._end(lease_id, "released")
 
     def expire(self) -> int:
         """End what is overdue; returns how many."""
         now = self._clock()
         overdue = [lease.lease_id for lease in self._leases.values() if lease.expires_at <= now]
         for lease_id in overdue:
-            self.release(lease_id)
+            self._end(lease_id, "expired")
         self.num_expired += len(overdue)
         return len(overdue)
 
@@ -111,7 +114,16 @@ class Leases:
         unread = [lease for lease in self._leases.values() if not lease.num_readers]
         if not unread:
             return False
-        return self.release(min(unread, key=lambda lease: lease.expires_at).lease_id)
+        return self._end(min(unread, key=lambda lease: lease.expires_at).lease_id, "evicted")
+
+    def _end(self, lease_id: str, why: str) -> bool:
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            return False
+        lease.has_ended = True
+        self._free_unread(lease)
+        self._on_ended(why)
+        return True
 
     def _free_unread(self, lease: Lease) -> None:
         if lease.has_ended and not lease.num_readers:

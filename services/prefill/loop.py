@@ -11,7 +11,10 @@ from common.types import Proposal, RequestId, TokenLogprob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkComputed:
-    """More of a prompt is computed. Numbers, because the request itself goes on changing on its own thread."""
+    """Rows of more of a prompt are written, of all of it in the end; that the first token is sampled comes later.
+
+    Numbers, because the request itself goes on changing on its own thread.
+    """
 
     request_id: RequestId
     epoch: int
@@ -31,29 +34,43 @@ class FirstTokenSampled:
     sampled_at: float
 
 
-PrefillReport = tuple[ChunkComputed | FirstTokenSampled, ...]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillReport:
+    """One step, or what is known while it goes on."""
+
+    progress: tuple[ChunkComputed | FirstTokenSampled, ...]
+    step: StepReport | None
+    """When it has ended, for those who count; its requests are not to be looked at."""
 
 
 def run_prefill_loop(engine: Steps, crossing: Crossing[PrefillReport]) -> None:
     """Step while there is work, take commands between steps, sleep when there is neither."""
-    while (commands := crossing.take_commands(wait=not engine.has_work)) is not None:
+
+    def on_computed(request: Request, num_computed: int) -> None:
+        crossing.emit(PrefillReport(progress=(_chunk(request, num_computed),), step=None))
+
+    while True:
+        commands = crossing.take_commands(wait=not engine.has_work, idle=engine.keep_alive)
+        if commands is None:
+            return
         for command in commands:
             command(engine)
         if engine.has_work:
-            report = engine.step()
+            report = engine.step(on_computed)
             for result in report.rounds:
                 engine.remove(result.request.request_id)
             crossing.emit(_report(report))
 
 
 def _report(report: StepReport) -> PrefillReport:
-    chunks = (_chunk(request) for request in report.progressed)
-    return (*chunks, *(_first_token(result) for result in report.rounds))
+    chunks = (_chunk(request, request.num_computed) for request in report.progressed)
+    first_tokens = (_first_token(result) for result in report.rounds)
+    return PrefillReport(progress=(*chunks, *first_tokens), step=report)
 
 
-def _chunk(request: Request) -> ChunkComputed:
+def _chunk(request: Request, num_computed: int) -> ChunkComputed:
     return ChunkComputed(
-        request_id=request.request_id, epoch=request.epoch, num_computed=request.num_computed
+        request_id=request.request_id, epoch=request.epoch, num_computed=num_computed
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
 class Peers:
     """One channel per decode worker, opened when it is first heard of and kept: control and bytes share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, interceptors: Sequence[grpc.aio.ClientInterceptor] = ()) -> None:
+        """`interceptors` see every call to a decode worker."""
+        self._interceptors = interceptors
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def channel(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = open_channel(address)
+            channel = open_channel(address, interceptors=self._interceptors)
+            self._channels[address] = channel
             channel.get_state(try_to_connect=True)
         return channel
 

@@ -36,7 +36,9 @@ class Quarantine:
 
     @property
     def num_pages(self) -> int:
-        return len({page for held in self._held.values() for page in held.handoff.source.page_ids})
+        return len(
+            {page for held in tuple(self._held.values()) for page in held.handoff.source.page_ids}
+        )
 
     def hold(self, handoff: Handoff, free: Callable[[], None]) -> None:
         """Keep a source; `free` is called once."""

@@ -58,4 +58,5 @@ def prompt_request(context: RequestContext, memory: RequestMemory, *, max_length
         sampling=context.sampling,
         slot=memory.slot,
         block_table=memory.block_table,
+        group=memory.group,
     )

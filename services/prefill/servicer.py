@@ -17,7 +17,7 @@ from dspark.v1.prefill_service_pb2_grpc import (
     add_PrefillServiceServicer_to_server,
 )
 from services.prefill.events import Event, FirstToken, HandoffDone
-from services.prefill.handoff import DecodeTicket
+from services.prefill.sender import DecodeTicket
 from services.prefill.worker import PrefillWorker
 
 SERVICE_NAMES = ("dspark.v1.PrefillService",)
@@ -101,8 +101,8 @@ def load_of(worker: PrefillWorker) -> WorkerLoad:
     """How full the worker is, in figures."""
     memory = worker.room.memory
     return WorkerLoad(
-        num_free_pages=memory.pages.num_free,
-        num_free_slots=memory.slots.num_free,
+        num_free_pages=memory.num_free_pages,
+        num_free_slots=memory.num_free_slots,
         queued_requests=worker.room.num_queued,
         running_requests=worker.num_jobs - worker.room.num_queued,
         num_leases=len(worker.leases),
@@ -141,7 +141,11 @@ def _event_to_pb(event: Event) -> pb.PrefillResponse:
                     lease_id=event.lease_id,
                     lease_s=event.lease_s,
                     num_bytes=event.num_bytes,
+                    num_late_bytes=event.num_late_bytes,
                     handoff_s=event.handoff_s,
+                    wire_s=event.wire_s,
+                    total_wire_s=event.total_wire_s,
+                    digest_s=event.digest_s,
                     transfer_engine=event.transfer_engine,
                 )
             )

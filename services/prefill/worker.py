@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from common.engine.memory import Memory
+from common.engine.meter import StepMeter, follow_engine
 from common.engine.thread import EngineThread, Steps
 from common.errors import (
     CapabilityRefused,
@@ -21,17 +22,19 @@ from common.errors import (
     WorkerLost,
 )
 from common.rpc.worker_info import WorkerIdentity
+from common.telemetry.metrics import WorkerMetrics
 from common.transfer.handoff import HandoffKey
 from common.types import RequestContext, RequestId
 from services.prefill.courses import Courses
-from services.prefill.handoff import DecodeTicket, Handoff, Sender
+from services.prefill.handoff import Handoff
 from services.prefill.job import Job
 from services.prefill.leases import Leases
-from services.prefill.loop import PrefillReport, run_prefill_loop
+from services.prefill.loop import FirstTokenSampled, PrefillReport, run_prefill_loop
 from services.prefill.peers import Peers
 from services.prefill.quarantine import ASK_TIMEOUT_S, Quarantine
 from services.prefill.requests import require_continuation, require_newer, require_possible
 from services.prefill.room import Room
+from services.prefill.sender import DecodeTicket, Sender
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +54,24 @@ class PrefillWorker:
         identity: WorkerIdentity,
         sender: Sender,
         peers: Peers,
+        metrics: WorkerMetrics,
         max_queued: int,
         job_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.identity = identity
         self.counts: Counter[str] = Counter()
-        self.leases = Leases(lease_s=sender.config.lease_s, clock=clock)
+        self.leases = Leases(
+            lease_s=sender.config.lease_s,
+            clock=clock,
+            on_ended=lambda why: metrics.transfer.leases_ended.labels(reason=why).inc(),
+        )
         self.room = Room(
-            Memory(num_pages=identity.num_pages, num_slots=identity.num_slots),
+            Memory(
+                num_pages=identity.num_pages,
+                num_slots=identity.num_slots,
+                num_groups=identity.num_groups,
+            ),
             self.leases,
             max_queued=max_queued,
         )
@@ -70,7 +82,7 @@ class PrefillWorker:
         self.is_draining = False
         self._is_closed = False
         self.pairs = sender.pairs
-        self.metrics = sender.metrics
+        self.metrics = metrics
         self._peers = peers
         self._clock = clock
         self._jobs: dict[RequestId, Job] = {}
@@ -86,8 +98,8 @@ class PrefillWorker:
             counts=self.counts,
             on_freed=self._forget,
         )
-        sender.metrics.leases.set_function(lambda: len(self.leases))
-        sender.metrics.quarantined_pages.set_function(lambda: self.quarantine.num_pages)
+        self._meter = StepMeter(metrics, draft_length=identity.draft_length)
+        self._measure(metrics)
 
     @property
     def num_jobs(self) -> int:
@@ -105,7 +117,7 @@ class PrefillWorker:
         if self.engine.has_crashed:
             raise WorkerLost("the engine of this prefill worker has failed")
         require_possible(self.identity, context)
-        job = Job(context, ticket, arrived_at=self._clock())
+        job = Job(context, ticket, arrived_at=self._clock(), num_to_compute=context.length)
         return await self._begin(job, self._courses.compute)
 
     async def hand_off(self, lease_id: str, context: RequestContext, ticket: DecodeTicket) -> Job:
@@ -117,7 +129,7 @@ class PrefillWorker:
         lease = self.leases.open(lease_id)
         try:
             require_continuation(context, lease.state)
-            job = Job(context, ticket, arrived_at=self._clock())
+            job = Job(context, ticket, arrived_at=self._clock(), num_to_compute=0)
             return await self._begin(job, lambda job: self._courses.hand_off(job, lease))
         except BaseException:
             # The job never began, so nothing else closes what was opened for it.
@@ -191,6 +203,17 @@ class PrefillWorker:
         await self.pairs.close()
         await self._peers.close()
 
+    def _measure(self, metrics: WorkerMetrics) -> None:
+        """What is full or waits here is looked up whenever metrics are asked for, on the asker's thread."""
+        follow_engine(metrics.engine, self.engine, self.room.memory)
+        metrics.transfer.leases.set_function(lambda: len(self.leases))
+        metrics.transfer.quarantined_pages.set_function(lambda: self.quarantine.num_pages)
+        metrics.engine.queue_requests.set_function(lambda: self.room.num_queued)
+        metrics.engine.running_requests.set_function(lambda: self.num_jobs - self.room.num_queued)
+        metrics.engine.queue_uncached_tokens.set_function(
+            lambda: sum(job.num_uncomputed for job in tuple(self._jobs.values()))
+        )
+
     async def _begin(self, job: Job, work: Work) -> Job:
         self._peers.channel(job.ticket.address)
         await self._end_older(job.context)
@@ -222,11 +245,18 @@ class PrefillWorker:
             del self._jobs[job.context.request_id]
         job.freed.set()
 
-    def _on_report(self, reports: PrefillReport) -> None:
-        for report in reports:
-            job = self._jobs.get(report.request_id)
-            if job is not None and job.context.epoch == report.epoch:
-                job.progressed(report)
+    def _on_report(self, report: PrefillReport) -> None:
+        for progress in report.progress:
+            job = self._jobs.get(progress.request_id)
+            is_first = isinstance(progress, FirstTokenSampled)
+            if job is not None and job.context.epoch == progress.epoch:
+                job.progressed(progress)
+                if is_first:
+                    self.metrics.engine.queue_duration.observe(job.queue_s)
+            elif is_first:
+                self.metrics.engine.tokens_discarded.inc()  # the job was cancelled meanwhile
+        if report.step is not None:
+            self._meter.count(report.step)
 
     def _on_crash(self, error: Exception) -> None:
         for job in list(self._jobs.values()):

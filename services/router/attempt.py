@@ -7,8 +7,9 @@ import asyncio
 from common.errors import ServingError, TransferFailed
 from services.router.commits import Committed, Round
 from services.router.decode_link import DecodeSession
+from services.router.decode_worker import DecodeWorker
 from services.router.events import Admitted, Event, Failed, FirstToken, HandedOff
-from services.router.workers import DecodeWorker, PrefillWorker
+from services.router.prefill_worker import PrefillWorker
 
 CAUSE_TIMEOUT_S = 0.5
 

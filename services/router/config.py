@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from common.rpc.options import MAX_MESSAGE_BYTES
+from common.telemetry.compat import Compat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +37,17 @@ class WorkerConfig:
     reserve_timeout_s: float = 2.0
     max_attempts: int = 3
     """Times that a request is placed before a failing worker's error becomes its own."""
+    discovery_period_s: float = 2.0
+    """How often names are looked up; workers with a fixed address need none."""
+    discovery_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
         _require_positive("poll_period_s", self.poll_period_s)
         _require_positive("poll_timeout_s", self.poll_timeout_s)
         _require_positive("reserve_timeout_s", self.reserve_timeout_s)
         _require_positive("max_attempts", self.max_attempts)
+        _require_positive("discovery_period_s", self.discovery_period_s)
+        _require_positive("discovery_timeout_s", self.discovery_timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +59,11 @@ class RouterConfig:
     """0 takes a free port."""
     admin_port: int = 0
     """Where metrics are served over HTTP; 0 serves none."""
+    metrics_compat: Compat = "none"
+    """Whose names metrics are shown under, too."""
     prefill_addresses: tuple[str, ...] = ()
-    """host:port each; may be empty when decode workers compute prompts themselves."""
+    """host:port each, or dns:host:port for all addresses that a name has now; may be empty when decode workers compute
+    prompts themselves."""
     decode_addresses: tuple[str, ...]
     checkpoint_dir: Path
     """Folder with tokenizer.json and config.json; weights are not needed."""

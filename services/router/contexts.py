@@ -12,6 +12,7 @@ from common.types import RequestId
 from services.router.commits import Commits
 from services.router.leases import Lease
 from services.router.replacement import Failures
+from services.router.trace_stages import TraceStages
 
 MAX_REMEMBERED = 4096
 """Ended requests whose epoch is still known; by then no message of theirs is on its way."""
@@ -20,8 +21,9 @@ MAX_REMEMBERED = 4096
 class LiveRequest:
     """A request between its registration and its end."""
 
-    def __init__(self, commits: Commits, task: asyncio.Task[None]) -> None:
+    def __init__(self, commits: Commits, task: asyncio.Task[None], stages: TraceStages) -> None:
         self.commits = commits
+        self.stages = stages
         self.context = commits.context
         self.first_epoch = commits.context.epoch
         self.failures = Failures()
@@ -54,7 +56,7 @@ class Contexts:
     def __init__(self) -> None:
         self._live: dict[RequestId, LiveRequest] = {}
         self._last_epochs: OrderedDict[RequestId, int] = OrderedDict()
-        self._is_draining = False
+        self.is_draining = False
         self._none_left = asyncio.Event()
         self._none_left.set()
 
@@ -63,11 +65,13 @@ class Contexts:
 
     def check_open(self) -> None:
         """Raises Draining when new requests are refused."""
-        if self._is_draining:
+        if self.is_draining:
             raise Draining("this router is shutting down", retry_after_s=1.0)
 
     @contextlib.contextmanager
-    def registered(self, commits: Commits, task: asyncio.Task[None]) -> Iterator[LiveRequest]:
+    def registered(
+        self, commits: Commits, task: asyncio.Task[None], stages: TraceStages
+    ) -> Iterator[LiveRequest]:
         """A live request until the block ends; `task` is cancelled when the request is aborted.
 
         An id that was used before begins in a new epoch, so that late messages of the former request are not taken
@@ -80,7 +84,7 @@ class Contexts:
                 f"a request with id {request_id!r} is running", metadata={"request_id": request_id}
             )
         commits.context.epoch = self._last_epochs.pop(request_id, -1) + 1
-        live = LiveRequest(commits, task)
+        live = LiveRequest(commits, task, stages)
         self._live[request_id] = live
         self._none_left.clear()
         try:
@@ -96,9 +100,13 @@ class Contexts:
         live = self._live.get(RequestId(request_id))
         return live is not None and live.abort()
 
+    def refuse_new(self) -> None:
+        """Take no more requests; those that run go on."""
+        self.is_draining = True
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait until the last one ends, or `timeout_s` has passed."""
-        self._is_draining = True
+        self.refuse_new()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._none_left.wait()

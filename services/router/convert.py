@@ -29,7 +29,9 @@ _WORKER_STATE_TO_PB = {
 _ROLE_TO_PB = {"prefill": pb.WORKER_ROLE_PREFILL, "decode": pb.WORKER_ROLE_DECODE}
 
 
-def generation_request_from_pb(message: pb.GenerateRequest) -> GenerationRequest:
+def generation_request_from_pb(
+    message: pb.GenerateRequest, traceparent: str = ""
+) -> GenerationRequest:
     """Raises InvalidRequest when the prompt is missing or a sampling value is out of range."""
     stop = message.stop
     return GenerationRequest(
@@ -45,6 +47,7 @@ def generation_request_from_pb(message: pb.GenerateRequest) -> GenerationRequest
         stop=tuple(stop.stop),
         stop_token_ids=tuple(stop.stop_token_ids),
         ignore_eos=stop.ignore_eos,
+        traceparent=traceparent,
     )
 
 

@@ -15,6 +15,10 @@ class FirstToken:
 
     token_id: int
     logprob: TokenLogprob | None
+    queue_s: float
+    """From arrival at the worker to the first chunk's start, by the worker's clock."""
+    compute_s: float
+    """From there to the token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

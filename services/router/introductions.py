@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import grpc
@@ -45,11 +45,17 @@ Pair = tuple[str, str, str, str]
 class Introductions:
     """One introduction a pair of processes; a restarted worker is another process. Failures are tried again, ever slower.
 
-    Nothing waits for an introduction: a request that comes first has the two workers meet by itself.
+    A pair has met when contracts agree and bytes that one wrote have arrived at the other. No request waits for that: one
+    that comes first has its two workers meet by itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        """`on_change` hears of every pair that has met, or failed to."""
+        self._on_change = on_change
         self._tasks: dict[Pair, asyncio.Task[None]] = {}
+        self._met: set[Pair] = set()
+        self._failures: dict[Pair, str] = {}
+        """Why pairs have not met, as the last try says."""
 
     def update(self, prefills: Iterable[Introducer], decodes: Iterable[Known]) -> None:
         """Begin what is new and give up what is over. To be called when a worker came, went or restarted."""
@@ -62,8 +68,20 @@ class Introductions:
         }
         for pair in self._tasks.keys() - wanted.keys():
             self._tasks.pop(pair).cancel()
+            self._met.discard(pair)
+            self._failures.pop(pair, None)
         for pair in wanted.keys() - self._tasks.keys():
-            self._tasks[pair] = asyncio.create_task(_introduce(wanted[pair], pair))
+            self._tasks[pair] = asyncio.create_task(self._introduce(wanted[pair], pair))
+
+    def why_none_met(self, prefills: Iterable[Known], decodes: Iterable[Known]) -> str | None:
+        """None when a prefill worker of the first has met a decode worker of the second; else why no two have."""
+        ways = [(p.address, p.generation) for p in prefills]
+        ends = [(d.address, d.generation) for d in decodes]
+        pairs = [(*way, *end) for way in ways for end in ends]
+        if any(pair in self._met for pair in pairs):
+            return None
+        failures = [f"{p[0]} and {p[2]}: {self._failures[p]}" for p in pairs if p in self._failures]
+        return "; ".join(["no prefill worker has met a decode worker yet", *failures])
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -72,31 +90,39 @@ class Introductions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _introduce(self, prefill: Introducer, pair: Pair) -> None:
+        _, _, decode_address, decode_generation = pair
+        request = pb.ConnectRequest(
+            decode_address=decode_address, decode_generation=decode_generation
+        )
+        retry_s = FIRST_RETRY_S
+        while not await self._try(prefill, pair, request):
+            await asyncio.sleep(retry_s)
+            retry_s = min(LONGEST_RETRY_S, 2 * retry_s)
+        self._failures.pop(pair, None)
+        self._met.add(pair)
+        self._on_change()
 
-def _is_there(worker: Known) -> bool:
-    return worker.state in (WorkerState.READY, WorkerState.DRAINING)
-
-
-async def _introduce(prefill: Introducer, pair: Pair) -> None:
-    _, _, decode_address, decode_generation = pair
-    request = pb.ConnectRequest(decode_address=decode_address, decode_generation=decode_generation)
-    retry_s = FIRST_RETRY_S
-    while True:
+    async def _try(self, prefill: Introducer, pair: Pair, request: pb.ConnectRequest) -> bool:
         try:
             met = await prefill.connect(request, CONNECT_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return  # an older prefill worker meets peers when it needs them
+                return True  # an older prefill worker meets peers when it needs them
             why = error_of_call(error, peer=prefill.address).message
-            logger.warning("%s has not met %s: %s", prefill.address, decode_address, why)
-        else:
-            logger.info(
-                "%s hands over to %s by %s: %s",
-                prefill.address,
-                decode_address,
-                met.transfer_engine,
-                met.reason,
-            )
-            return
-        await asyncio.sleep(retry_s)
-        retry_s = min(LONGEST_RETRY_S, 2 * retry_s)
+            self._failures[pair] = why
+            self._on_change()
+            logger.warning("%s has not met %s: %s", prefill.address, request.decode_address, why)
+            return False
+        logger.info(
+            "%s hands over to %s by %s: %s",
+            prefill.address,
+            request.decode_address,
+            met.transfer_engine,
+            met.reason,
+        )
+        return True
+
+
+def _is_there(worker: Known) -> bool:
+    return worker.state in (WorkerState.READY, WorkerState.DRAINING)

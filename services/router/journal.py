@@ -1,18 +1,22 @@
-"""What is remembered of a request for its completion and for its line in the log. Decides nothing."""
+"""What is remembered of a request for its completion, its line in the log and its trace. Decides nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from common.errors import ServingError
+from common.telemetry.tracing import Tracing, under
 from services.router.attempt import Attempt, AttemptFailed
 from services.router.commits import Commits, Committed, Round
 from services.router.contexts import LiveRequest
 from services.router.events import Admitted, Event, FirstToken
-from services.router.requests import Chunk, Completion, Route, Timings, Usage
+from services.router.requests import Chunk, Completion, GenerationRequest, Route, Timings, Usage
+from services.router.story import Story, log_story, trace_story
+from services.router.trace_stages import Stage, TraceStages
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +24,31 @@ logger = logging.getLogger(__name__)
 class Journal:
     """Marks of one request on a monotonic clock; of repeated placements the first marks and the last route."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        clock: Callable[[], float],
+        *,
+        model: str,
+        tracing: Tracing,
+    ) -> None:
+        """The request came in now."""
+        self._request = request
+        self._model = model
         self._clock = clock
         self._arrival = clock()
+        self.stages = TraceStages(clock, began=self._arrival)
+        self._span = tracing.begin(
+            f"{request.operation} {model}",
+            traceparent=request.traceparent,
+            began=self._arrival,
+        )
         self._placed: float | None = None
         self._first_token: float | None = None
         self._admitted: float | None = None
         self._num_from_leases = 0
         self._route = Route()
+        self._live: LiveRequest | None = None
 
     @property
     def stage(self) -> str:
@@ -37,22 +58,34 @@ class Journal:
         return "prefill" if self._first_token is None else "decode"
 
     @contextlib.contextmanager
-    def of(self, live: LiveRequest) -> Iterator[None]:
-        """Writes the request's one line at its end."""
-        outcome = "cancelled"
-        try:
-            yield
-            finish = live.commits.finish
-            assert finish is not None, f"{live.request_id} ended with neither reason nor error"
-            outcome = finish.reason.value
-        except ServingError as error:
-            outcome = f"{error.reason} ({error.message})"
-            raise
-        finally:
-            self._log(live, outcome)
+    def kept(self) -> Iterator[None]:
+        """The block is the request's whole life, part of its trace; at its end stand one line in the log and a span."""
+        finish_reason, error, cause = "", "INTERNAL", ""
+        with under(self._span):
+            try:
+                yield
+                finish_reason, error = self._finish_reason(), ""
+            except ServingError as failure:
+                error, cause = failure.reason, failure.message
+                raise
+            except asyncio.CancelledError:
+                error = "CANCELLED"
+                raise
+            finally:
+                self.stages.end()
+                story = self._story(finish_reason, error, cause)
+                log_story(story)
+                if self._span is not None:
+                    trace_story(self._span, story, self.stages)
+
+    def began(self, live: LiveRequest) -> None:
+        """The request is valid and known to the router."""
+        self._live = live
+        self.stages.enter(Stage.QUEUE)
 
     def placed(self, attempt: Attempt, live: LiveRequest) -> None:
         self._placed = self._placed or self._clock()
+        self.stages.placed(is_from_lease=attempt.is_from_lease)
         self._num_from_leases += attempt.is_from_lease
         self._route = Route(
             prefill_worker=attempt.prefill.address if attempt.prefill is not None else "",
@@ -61,6 +94,7 @@ class Journal:
         )
 
     def saw(self, event: Event) -> None:
+        self.stages.saw(event, has_handoff=bool(self._route.prefill_worker))
         match event:
             case FirstToken() | Round():
                 self._first_token = self._first_token or self._clock()
@@ -75,19 +109,20 @@ class Journal:
                 )
 
     def failed(self, failure: AttemptFailed, live: LiveRequest) -> None:
+        self.stages.enter(Stage.QUEUE)
         logger.warning(
-            "request %s failed in epoch %d on %s after %d tokens: %s",
-            live.request_id,
-            live.context.epoch,
+            "request failed on %s after %d tokens: %s",
             failure.worker,
             len(live.context.committed),
             failure.error.message,
+            extra={"request_id": live.request_id, "epoch": live.context.epoch},
         )
 
     def chunk(self, committed: Committed, commits: Commits) -> Chunk:
         """What the client gets of a commit; the last one tells the whole story."""
         completion = None
         if committed.finish is not None:
+            self.stages.enter(Stage.FINISH)
             completion = Completion(
                 finish=committed.finish,
                 usage=_usage(commits),
@@ -113,25 +148,23 @@ class Journal:
             total_s=now - self._arrival,
         )
 
-    def _log(self, live: LiveRequest, outcome: str) -> None:
-        usage, timings = _usage(live.commits), self._timings()
-        logger.info(
-            "request %s ended: %s; prompt %d, completion %d, rounds %d, drafts %d, accepted %d; "
-            "queue %.3f s, first token %.3f s, total %.3f s; prefill %s, decode %s, replacements %d, %d of them from a lease",
-            live.request_id,
-            outcome,
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.rounds,
-            usage.draft_tokens,
-            usage.accepted_tokens,
-            timings.queue_s,
-            timings.time_to_first_token_s,
-            timings.total_s,
-            self._route.prefill_worker or "-",
-            self._route.decode_worker or "-",
-            self._route.replacements,
-            self._num_from_leases,
+    def _finish_reason(self) -> str:
+        finish = self._live.commits.finish if self._live is not None else None
+        assert finish is not None, f"{self._request.request_id} ended with neither reason nor error"
+        return finish.reason.value
+
+    def _story(self, finish_reason: str, error: str, cause: str) -> Story:
+        commits = self._live.commits if self._live is not None else None
+        return Story(
+            request=self._request,
+            model=self._model,
+            finish_reason=finish_reason,
+            error=error,
+            cause=cause,
+            usage=_usage(commits) if commits is not None else None,
+            timings=self._timings(),
+            route=self._route,
+            num_from_leases=self._num_from_leases,
         )
 
 

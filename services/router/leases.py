@@ -11,7 +11,7 @@ import grpc.aio
 
 from dspark.v1 import prefill_service_pb2 as pb
 from services.router.policy import WorkerState
-from services.router.workers import PrefillWorker
+from services.router.prefill_worker import PrefillWorker
 
 logger = logging.getLogger(__name__)
 

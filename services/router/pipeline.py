@@ -16,6 +16,7 @@ from common.errors import (
     StreamInterrupted,
     WorkerLost,
 )
+from common.telemetry.tracing import Tracing
 from common.tokenizer import Tokenizer
 from services.router.admission import AdmissionQueue
 from services.router.attempt import Attempt, AttemptEvent, AttemptFailed
@@ -25,6 +26,7 @@ from services.router.contexts import Contexts, LiveRequest
 from services.router.events import Admitted, FirstToken, HandedOff
 from services.router.journal import Journal
 from services.router.leases import Lease, Leases
+from services.router.meter import Meters, RequestMeter
 from services.router.outlet import Outlet
 from services.router.placement import Placer
 from services.router.requests import Chunk, GenerationRequest
@@ -46,6 +48,8 @@ class Pipeline:
         queue: AdmissionQueue,
         contexts: Contexts,
         leases: Leases,
+        meters: Meters,
+        tracing: Tracing,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -54,6 +58,8 @@ class Pipeline:
         self._queue = queue
         self._contexts = contexts
         self._leases = leases
+        self._meters = meters
+        self._tracing = tracing
         self._clock = asyncio.get_running_loop().time
         self._placer = Placer(config, workers, queue, leases, self._clock)
 
@@ -83,29 +89,40 @@ class Pipeline:
         """Validate, register, complete; and say how it ended, whichever way that is."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine always runs in a task"
-        self._contexts.check_open()
-        journal = Journal(self._clock)
-        context = await self._validator.context(request, self._workers.model())
-        text = TextStream(self._tokenizer.detokenizer(), context.stop.stop)
-        commits = Commits(context, text, eos_token_ids=self._tokenizer.eos_token_ids)
-        with self._contexts.registered(commits, task) as live, journal.of(live):
-            try:
-                await self._complete_in_time(live, journal, outlet, deadline)
-            except asyncio.CancelledError:
-                if not live.is_abort_requested:
-                    raise
-                task.uncancel()
-                outlet.put(journal.chunk(commits.abort(), commits))
-            finally:
-                self._queue.notify_room()
-                self._take_lease(live, None)
+        meter = self._meters.begin()
+        journal = Journal(request, self._clock, model=self._config.model, tracing=self._tracing)
+        with journal.kept():
+            self._contexts.check_open()
+            context = await self._validator.context(request, self._workers.model())
+            text = TextStream(self._tokenizer.detokenizer(), context.stop.stop)
+            commits = Commits(context, text, eos_token_ids=self._tokenizer.eos_token_ids)
+            with (
+                self._contexts.registered(commits, task, journal.stages) as live,
+                meter.of(commits),
+            ):
+                journal.began(live)
+                try:
+                    await self._complete_in_time(live, journal, meter, outlet, deadline)
+                except asyncio.CancelledError:
+                    if not live.is_abort_requested:
+                        raise
+                    task.uncancel()
+                    outlet.put(journal.chunk(commits.abort(), commits))
+                finally:
+                    self._queue.notify_room()
+                    self._take_lease(live, None)
 
     async def _complete_in_time(
-        self, live: LiveRequest, journal: Journal, outlet: Outlet, deadline: float
+        self,
+        live: LiveRequest,
+        journal: Journal,
+        meter: RequestMeter,
+        outlet: Outlet,
+        deadline: float,
     ) -> None:
         try:
             async with asyncio.timeout_at(deadline):
-                await self._complete(live, journal, outlet, deadline)
+                await self._complete(live, journal, meter, outlet, deadline)
         except TimeoutError:
             if live.commits.finish is not None:
                 return  # the deadline came while the workers were being left
@@ -128,18 +145,25 @@ class Pipeline:
             ) from error
 
     async def _complete(
-        self, live: LiveRequest, journal: Journal, outlet: Outlet, deadline: float
+        self,
+        live: LiveRequest,
+        journal: Journal,
+        meter: RequestMeter,
+        outlet: Outlet,
+        deadline: float,
     ) -> None:
         """Place the context and follow it; when a worker fails, place it again with all that is committed."""
         while True:
             try:
                 async with self._placer.placed(live, deadline) as attempt:
                     journal.placed(attempt, live)
+                    meter.placed(attempt)
                     live.commits.begin()
-                    await self._follow(attempt, live, journal, outlet)
+                    await self._follow(attempt, live, journal, meter, outlet)
                     return
             except AttemptFailed as failure:
                 journal.failed(failure, live)
+                meter.failed(failure)
                 self._note_failure(failure, live)
                 live.commits.next_epoch()
                 if isinstance(failure.error, CapacityExhausted):
@@ -174,23 +198,31 @@ class Pipeline:
         live.lease = lease
 
     async def _follow(
-        self, attempt: Attempt, live: LiveRequest, journal: Journal, outlet: Outlet
+        self,
+        attempt: Attempt,
+        live: LiveRequest,
+        journal: Journal,
+        meter: RequestMeter,
+        outlet: Outlet,
     ) -> None:
         """Commit what the workers report, tell decode, show the client; a client that is slow pauses all three."""
         commits = live.commits
         while True:
             event = await attempt.next_event()
             journal.saw(event)
+            meter.saw(event)
             if isinstance(event, HandedOff):
                 self._note_lease(event, attempt, live)
             committed = _commit(event, commits, attempt)
             if committed is None:
                 continue
             attempt.confirm(committed)
+            meter.committed(committed)
             outlet.put(journal.chunk(committed, commits))
             if committed.finish is not None:
                 return
-            await outlet.taken()
+            with meter.client():
+                await outlet.taken()
 
 
 def _commit(event: AttemptEvent, commits: Commits, attempt: Attempt) -> Committed | None:

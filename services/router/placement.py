@@ -19,6 +19,7 @@ from common.errors import (
 )
 from common.rpc import convert
 from common.rpc.status import error_of_call
+from common.telemetry.tracing import current
 from common.types import RequestContext
 from dspark.v1 import decode_service_pb2, prefill_service_pb2, types_pb2
 from services.router.admission import AdmissionQueue
@@ -26,17 +27,15 @@ from services.router.attempt import Attempt
 from services.router.config import RouterConfig
 from services.router.contexts import LiveRequest
 from services.router.decode_link import abort_command
+from services.router.decode_worker import DecodeWorker
 from services.router.events import Event, Failed
 from services.router.leases import Lease, Leases
 from services.router.prefill_leg import run_handoff, run_prefill
+from services.router.prefill_worker import PrefillWorker
 from services.router.replacement import is_workers_fault
+from services.router.trace_stages import Stage
 from services.router.worker import OnLost, Worker
-from services.router.workers import (
-    DecodeWorker,
-    PrefillWorker,
-    WorkerDirectory,
-    no_ready_workers,
-)
+from services.router.workers import WorkerDirectory, no_ready_workers
 
 Reservation = decode_service_pb2.ReserveResponse
 
@@ -107,6 +106,7 @@ class Placer:
                         if live.num_replacements == 0 and not self._workers.is_ready:
                             raise
                         refusal = error
+                    live.stages.enter(Stage.QUEUE)
                     await self._queue.room()
         except TimeoutError:
             refusal.retry_after_s = self._queue.retry_after_s()
@@ -123,6 +123,7 @@ class Placer:
                 continue
             try:
                 # Counted from here on, or requests that come together would all choose the same worker.
+                live.stages.enter(Stage.RESERVE)
                 with decode.carrying(_num_left(live.context)):
                     reservation = await self._reserve(decode, live.context)
             except ServingError as error:
@@ -170,6 +171,7 @@ class Placer:
             reservation_id=reservation.reservation_id,
             capability=reservation.capability,
             context=context_pb,
+            traceparent=span.traceparent if (span := current()) else "",
         )
         async with contextlib.AsyncExitStack() as stack:
             on_lost = _reporter(inbox, decode)

@@ -11,7 +11,7 @@ from common.rpc import convert
 from common.rpc.status import error_of_call
 from dspark.v1 import prefill_service_pb2 as pb
 from services.router.events import Event, Failed, FirstToken, HandedOff
-from services.router.workers import PrefillWorker
+from services.router.prefill_worker import PrefillWorker
 
 
 async def run_prefill(
@@ -69,6 +69,8 @@ def _event_from_pb(response: pb.PrefillResponse) -> FirstToken | HandedOff | Non
             return FirstToken(
                 token_id=first.token_id,
                 logprob=convert.logprob_from_pb(first.logprob) if has_logprob else None,
+                queue_s=first.queue_s,
+                compute_s=first.compute_s,
             )
         case "handoff_done":
             return _handed_off(response.handoff_done)

@@ -60,6 +60,13 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    traceparent: str = ""
+    """The trace that the client's call belongs to; empty when it says nothing of one."""
+
+    @property
+    def operation(self) -> str:
+        """What kind of request it is, as the conventions of OpenTelemetry name it."""
+        return "chat" if isinstance(self.prompt, ChatPrompt) else "text_completion"
 
     def __post_init__(self) -> None:
         request_id = self.request_id
@@ -79,6 +86,11 @@ class Usage:
     rounds: int
     draft_tokens: int
     accepted_tokens: int
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens per verification round, the target's own included; 0 when there was none."""
+        return 0.0 if self.rounds == 0 else 1.0 + self.accepted_tokens / self.rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

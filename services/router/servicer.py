@@ -8,6 +8,7 @@ from contextlib import aclosing
 import grpc.aio
 
 from common.rpc.interceptor import REQUEST_ID_KEY
+from common.rpc.tracing import traceparent_of
 from common.rpc.worker_info import server_version
 from dspark.v1 import inference_service_pb2 as pb
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceServicer
@@ -26,12 +27,14 @@ class RouterServicer(InferenceServiceServicer):
         request: pb.GenerateRequest,
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
-        wanted = convert.generation_request_from_pb(request)
-        context.set_trailing_metadata(((REQUEST_ID_KEY, wanted.request_id),))
-        generation = self._router.pipeline.generate(wanted, timeout_s=context.time_remaining())
-        async with aclosing(generation) as chunks:
-            async for chunk in chunks:
-                yield convert.chunk_to_pb(chunk)
+        with self._router.meters.counting("Generate"):
+            traceparent = traceparent_of(context.invocation_metadata())
+            wanted = convert.generation_request_from_pb(request, traceparent)
+            context.set_trailing_metadata(((REQUEST_ID_KEY, wanted.request_id),))
+            generation = self._router.pipeline.generate(wanted, timeout_s=context.time_remaining())
+            async with aclosing(generation) as chunks:
+                async for chunk in chunks:
+                    yield convert.chunk_to_pb(chunk)
 
     async def Abort(
         self,

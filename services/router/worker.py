@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from common.errors import WorkerLost
+from common.telemetry.metrics.router import RoutingMetrics
 from dspark.v1 import worker_pb2
 from services.router.policy import WorkerLoad, WorkerState
 
@@ -22,9 +23,11 @@ def _ignore(error: WorkerLost) -> None:
 class Worker:
     """State and load of one worker. Whoever runs something on it is told when it is lost."""
 
-    def __init__(self, address: str, role: str) -> None:
+    def __init__(self, address: str, role: str, metrics: RoutingMetrics) -> None:
         self.address = address
         self.role = role
+        self._metrics = metrics
+        metrics.know_worker(role=role, worker=address)
         self.state = WorkerState.UNKNOWN
         self.info: worker_pb2.WorkerInfo | None = None
         """The last it said of itself; kept while it is unreachable."""
@@ -76,7 +79,12 @@ class Worker:
             self.running_requests -= 1
             self._on_lost.remove(on_lost)
 
+    def forget(self) -> None:
+        """The worker is dropped; nothing is told of it any more."""
+        self._metrics.forget_worker(role=self.role, worker=self.address)
+
     def _lose(self, why: str) -> None:
+        self._metrics.ejections.labels(role=self.role, worker=self.address).inc()
         logger.warning("%s; %d requests are placed again", why, self.running_requests)
         for on_lost in tuple(self._on_lost):
             on_lost(WorkerLost(why, metadata={"worker": self.address}))

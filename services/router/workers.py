@@ -6,10 +6,9 @@ Knows addresses and states; never sees a request.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 import grpc.aio
@@ -17,90 +16,57 @@ import grpc.aio
 from common.errors import NoReadyWorkers
 from common.rpc.channel import open_channel
 from common.rpc.status import error_of_call
-from dspark.v1 import decode_service_pb2, prefill_service_pb2, worker_pb2
-from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
-from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
+from common.telemetry.metrics.router import RoutingMetrics
+from dspark.v1 import worker_pb2
 from services.router.config import RouterConfig
-from services.router.decode_link import DecodeLink
+from services.router.decode_worker import DecodeWorker
+from services.router.discovery import Discovery, Resolve
 from services.router.introductions import Introductions
-from services.router.policy import WorkerLoad, WorkerState, rank
+from services.router.policy import WorkerState, rank
+from services.router.prefill_worker import PrefillWorker
 from services.router.served_model import ServedModel, served_model
 from services.router.worker import Worker
-
-if TYPE_CHECKING:
-    # Generated stubs are typed apart from how they run.
-    from dspark.v1.decode_service_pb2_grpc import DecodeServiceAsyncStub
-    from dspark.v1.prefill_service_pb2_grpc import PrefillServiceAsyncStub
+from services.router.worker_set import WorkerSet
 
 logger = logging.getLogger(__name__)
 
 
-class PrefillWorker(Worker):
-    """A worker that computes prompts."""
-
-    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
-        super().__init__(address, "prefill")
-        self.stub: PrefillServiceAsyncStub = PrefillServiceStub(channel)
-
-    async def ask(self, timeout_s: float) -> worker_pb2.WorkerInfo:
-        request = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
-        return (await self.stub.GetWorkerInfo(request, timeout=timeout_s)).info
-
-    async def connect(
-        self, request: prefill_service_pb2.ConnectRequest, timeout_s: float
-    ) -> prefill_service_pb2.ConnectResponse:
-        """Have the worker meet a decode worker. Raises AioRpcError."""
-        return await self.stub.Connect(request, timeout=timeout_s)
-
-
-class DecodeWorker(Worker):
-    """A worker that generates tokens, with the stream to it."""
+class WorkerDirectory:
+    """The workers there are. `watch` must run for states to be true; `on_change` hears of every change."""
 
     def __init__(
-        self, address: str, channel: grpc.aio.Channel, *, on_change: Callable[[], None]
+        self,
+        config: RouterConfig,
+        *,
+        metrics: RoutingMetrics,
+        on_change: Callable[[], None],
+        resolve: Resolve | None = None,
+        interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     ) -> None:
-        super().__init__(address, "decode")
-        self.stub: DecodeServiceAsyncStub = DecodeServiceStub(channel)
-        self.link = DecodeLink(address, self.stub, on_closed=self._link_closed, on_room=on_change)
-        self.link_closed = asyncio.Event()
-        self._on_change = on_change
-
-    async def ask(self, timeout_s: float) -> worker_pb2.WorkerInfo:
-        request = decode_service_pb2.DecodeServiceGetWorkerInfoRequest()
-        return (await self.stub.GetWorkerInfo(request, timeout=timeout_s)).info
-
-    @property
-    def computes_prompts(self) -> bool:
-        return self.info is not None and self.info.computes_prompts
-
-    def load(self) -> WorkerLoad:
-        """A worker without a stream to it cannot be used, whatever it says of itself."""
-        load = super().load()
-        return load if self.link.is_open else replace(load, state=WorkerState.UNREACHABLE)
-
-    def _link_closed(self, why: str) -> None:
-        self.missed(why)
-        self.link_closed.set()
-        self._on_change()
-
-
-class WorkerDirectory:
-    """The configured workers. `watch` must run for states to be true; `on_change` hears of every change."""
-
-    def __init__(self, config: RouterConfig, *, on_change: Callable[[], None]) -> None:
+        """`resolve` asks another DNS than the system's; `interceptors` see every call to a worker."""
         self._config = config.workers
         self._on_change = on_change
-        self._introductions = Introductions()
+        self._introductions = Introductions(on_change)
         self._fingerprint: str | None = None
         """Of the served model."""
-        self._channels = {
-            address: open_channel(address, max_message_bytes=config.max_message_bytes)
-            for address in (*config.prefill_addresses, *config.decode_addresses)
-        }
-        self.prefill = [PrefillWorker(a, self._channels[a]) for a in config.prefill_addresses]
-        self.decode = [
-            DecodeWorker(a, self._channels[a], on_change=on_change) for a in config.decode_addresses
-        ]
+        timeout_s = self._config.discovery_timeout_s
+        connect = functools.partial(
+            open_channel, max_message_bytes=config.max_message_bytes, interceptors=interceptors
+        )
+        self._prefill_set = WorkerSet(
+            Discovery(config.prefill_addresses, resolve=resolve, timeout_s=timeout_s),
+            create=lambda a: PrefillWorker(a, connect(a), metrics),
+            watch=self._watch_prefill,
+            on_change=self._workers_left,
+        )
+        self._decode_set = WorkerSet(
+            Discovery(config.decode_addresses, resolve=resolve, timeout_s=timeout_s),
+            create=lambda a: DecodeWorker(a, connect(a), metrics, on_change=on_change),
+            watch=self._watch_decode,
+            on_change=self._workers_left,
+        )
+        self.prefill = self._prefill_set.workers
+        self.decode = self._decode_set.workers
 
     @property
     def is_ready(self) -> bool:
@@ -118,6 +84,17 @@ class WorkerDirectory:
             raise no_ready_workers("decode")
         if not any(worker.computes_prompts for worker in ready) and not self.ranked_prefill():
             raise no_ready_workers("prefill")
+
+    def why_not_ready(self) -> str | None:
+        """Why this router should be sent nothing, None when it may: besides workers that are ready it takes two that have
+        written to each other, unless a decode worker computes prompts."""
+        try:
+            self.check_ready()
+        except NoReadyWorkers as error:
+            return error.message
+        if any(decode.computes_prompts for decode in self.ranked_decode()):
+            return None
+        return self._introductions.why_none_met(self.ranked_prefill(), self.ranked_decode())
 
     def model(self) -> ServedModel:
         """The served model; its context is the smallest that a worker which serves it can hold.
@@ -153,16 +130,10 @@ class WorkerDirectory:
         """Keep all states true until cancelled, then close streams and channels."""
         try:
             async with asyncio.TaskGroup() as group:
-                for prefill in self.prefill:
-                    group.create_task(self._watch_prefill(prefill))
-                for decode in self.decode:
-                    group.create_task(self._watch_decode(decode))
+                for workers in (self._prefill_set, self._decode_set):
+                    group.create_task(workers.run(self._config.discovery_period_s))
         finally:
             await self._introductions.close()
-            for decode in self.decode:
-                await decode.link.close()
-            for channel in self._channels.values():
-                await channel.close()
 
     def _rank(
         self, workers: list[PrefillWorker] | list[DecodeWorker], avoid: frozenset[str]
@@ -219,6 +190,13 @@ class WorkerDirectory:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
         return await ask(half_s)
+
+    def _workers_left(self) -> None:
+        self._introductions.update(self.prefill, self.decode)
+        for decode in self.decode:
+            if decode.info is not None:
+                self._learn_model(decode)
+        self._on_change()
 
     def _learn_model(self, worker: Worker) -> None:
         """The first decode worker says what is served; once every decode worker that agreed was replaced, the next one."""

@@ -1,31 +1,55 @@
-"""Metrics over HTTP."""
+"""Metrics and probes over HTTP."""
 
 from __future__ import annotations
 
-import socket
-import urllib.request
-
 import pytest
+from prometheus_client import CollectorRegistry, Gauge
 
 from common.errors import ConfigError
 from common.telemetry.admin import AdminServer
-from common.telemetry.metrics import TransferMetrics
+from common.telemetry.probes import Probes
+from services.cli.ports import free_ports
+from tests.support.http import get
+
+
+@pytest.fixture
+def port() -> int:
+    (number,) = free_ports("127.0.0.1", 1)
+    return number
 
 
 def test_an_admin_port_of_0_serves_nothing() -> None:
-    AdminServer(TransferMetrics().registry, host="127.0.0.1", port=0).close()
+    AdminServer(CollectorRegistry(), Probes(), host="127.0.0.1", port=0).close()
 
 
-def test_metrics_are_served_until_closed_and_a_taken_port_is_named() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    metrics = TransferMetrics()
-    admin = AdminServer(metrics.registry, host="127.0.0.1", port=port)
+def test_metrics_are_served_until_closed_and_a_taken_port_is_named(port: int) -> None:
+    registry = CollectorRegistry()
+    Gauge("eggs", "In the basket.", registry=registry).set(12)
+    admin = AdminServer(registry, Probes(), host="127.0.0.1", port=port)
     try:
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*another admin_port"):
-            AdminServer(metrics.registry, host="127.0.0.1", port=port)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            assert b"dspark_kv_leases 0.0" in answer.read()
+            AdminServer(CollectorRegistry(), Probes(), host="127.0.0.1", port=port)
+        status, text = get(port, "/metrics")
+        assert status == 200
+        assert "eggs 12.0" in text
+    finally:
+        admin.close()
+    with pytest.raises(ConnectionRefusedError):
+        get(port, "/metrics")
+
+
+def test_every_probe_answers_ok_or_503_with_its_reason(port: int) -> None:
+    probes = Probes()
+    admin = AdminServer(CollectorRegistry(), probes, host="127.0.0.1", port=port)
+    paths = ("/startupz", "/readyz", "/livez")
+    try:
+        probes.begin("weights")
+        starting = (503, "starting: weights\n")
+        assert [get(port, path) for path in paths] == [starting, starting, (200, "ok\n")]
+        probes.started(why_not_ready=lambda: "draining")
+        ok = (200, "ok\n")
+        assert [get(port, path) for path in paths] == [ok, (503, "draining\n"), ok]
+        probes.started(why_not_ready=lambda: None)
+        assert [get(port, path) for path in paths] == [ok, ok, ok]
     finally:
         admin.close()

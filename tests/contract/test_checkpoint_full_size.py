@@ -13,7 +13,12 @@ from common.checkpoint.contract import check_contract
 from common.checkpoint.formats import CheckpointFormat, detect_format
 from common.checkpoint.headers import ITEM_BYTES, read_headers
 from common.checkpoint.other_contracts import check_dspark, check_upstream_123
+from common.checkpoint.plan import PlanRequest, WeightsHeld, make_plan
+from common.checkpoint.rehearsal import asked_parts
+from common.checkpoint.stored_parts import StoredParts
 from common.model.config import ModelConfig
+from common.parallel.mesh import MeshShape
+from common.parallel.shard import Shard
 from services.cli.main import main
 from tools.make_sparse_checkpoint import PUBLISHED, make_sparse_checkpoint, stored_parts
 
@@ -122,3 +127,38 @@ def test_the_base_checkpoint_is_refused_where_the_full_one_is_asked_for(
     assert "serves without speculation" in capsys.readouterr().out
     assert main(["checkpoint", "validate", folder, "--contract", "upstream-123"]) == 3
     assert "85 of 123 tensors missing" in capsys.readouterr().out
+
+
+# What a rank reads -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [MeshShape(dp=4, tp=4, ep=16), MeshShape(dp=2, tp=4, ep=8), MeshShape(tp=4, ep=4)],
+    ids=str,
+)
+def test_a_rank_of_a_mesh_reads_what_arithmetic_says(mesh: MeshShape, sparse: Make) -> None:
+    """Of Flash-DSpark in the official format: codes are a byte, or half of one for experts, scales a byte each."""
+    headers = read_headers(folder := sparse("flash-dspark"))
+    config = ModelConfig.load(folder)
+    layers, hidden, width, heads = 43 + 3, 4096, 2048, 64 * 512
+    expert = 3 * hidden * width // 2 * 17 // 16
+    query = heads * 1024 * 16385 // 16384
+    outputs = 2 * 8192 * 4096 * 16385 // 16384
+    shared = 3 * hidden * width * 16385 // 16384
+    vocabulary = 129280 * (hidden + 256) * 2
+    whole = sum(tensor.num_bytes for tensor in headers.values())
+    experts = layers * 256 * expert
+    in_group = layers * (query + outputs + shared + 64 * 4) + vocabulary
+    expected = whole - experts - in_group + experts // mesh.ep + in_group // mesh.tp
+    parts = StoredParts(headers)
+    for rank in (0, mesh.num_ranks - 1):
+        asked = asked_parts(config, headers, Shard(mesh=mesh, rank=rank))
+        assert sum(map(parts.num_bytes, asked)) == expected
+    plan = make_plan(
+        config,
+        headers,
+        detect_format(headers),
+        PlanRequest(mesh=mesh, device_bytes=0, weights=WeightsHeld.STORED),
+    )
+    assert plan.weight_bytes == expected

@@ -10,8 +10,11 @@ import pytest
 
 from common.engine.request import Request
 from common.transfer.config import TransferConfig
+from common.transfer.digest import rows_bytes
+from common.transfer.plan import final_rows
 from services.prefill.config import HandoffConfig
 from tests.support.fake_engine import FakeEngine, loaded, token_at
+from tests.support.figures import figure
 from tests.support.handoff_cluster import Cluster, a_context, cluster
 from tests.support.small_cache import small_layout
 from tests.support.transfer_engines import engine_params, transfer_config
@@ -35,10 +38,8 @@ async def adopted(it: Cluster, sink: FakeEngine, count: int = 1) -> Request:
 
 
 def sent_bytes(it: Cluster, transfer: TransferConfig) -> float:
-    labels: dict[str, str] = {"engine": transfer.engine}
-    sent = it.prefill.metrics.registry.get_sample_value("dspark_kv_transfer_bytes_total", labels)
-    assert sent is not None
-    return sent
+    registry = it.prefill.metrics.registry
+    return figure(registry, "dspark_kv_transfer_bytes_total", engine=str(transfer.engine))
 
 
 @pytest.mark.parametrize(
@@ -164,12 +165,14 @@ async def test_pages_that_close_travel_while_the_prompt_is_still_computed(
         reserved = await it.reserve(context)
         source.permits = threading.Semaphore(0)
         call = it.start_prefill(context, reserved)
-        source.permits.release(5)  # 320 of 400 tokens: two whole pages
-        per_page = 2 * 2 * 32 * 16 + 16  # csa and index have two layers, hca one
-        await it.until(lambda: sent_bytes(it, transfer) == 2 * per_page)
+        source.permits.release(5)  # 320 of 400 tokens: two whole pages, and of the last window 48 rows
+        final = final_rows(source.pool.layout, 400, 320, has_drafter_state=True)
+        early = rows_bytes(source.memory, final)
+        assert early > 2 * (2 * 2 * 32 * 16 + 16)  # csa and index have two layers, hca one
+        await it.until(lambda: sent_bytes(it, transfer) == early)
         source.permits.release(100)
         events = [event async for event in call]
-        assert events[-1].handoff_done.num_bytes > 3 * per_page
+        assert events[-1].handoff_done.num_bytes > early
 
 
 @pytest.mark.parametrize(

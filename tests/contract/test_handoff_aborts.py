@@ -90,6 +90,7 @@ class Bench:
             await stream.commit(context, 0, context.length + 1, finish=True)
             await stream.skip_to("finished")
         assert self.sink.wrong_rows == []
+        await self.it.require_clean()
 
 
 @contextlib.asynccontextmanager
@@ -116,7 +117,7 @@ async def queued(bench: Bench) -> AsyncIterator[None]:
     """Prefill has no room."""
     room = bench.it.prefill.room
     taken: list[RequestMemory] = []
-    while room.memory.slots.num_free:
+    while room.memory.num_free_slots:
         taken.append(room.memory.reserve(1))
     bench.prefill()
     await bench.it.until(lambda: room.num_queued == 1)
@@ -231,21 +232,23 @@ CASES: dict[Phase, tuple[Who, ...]] = {
 }
 
 
-def cases() -> Iterator[tuple[str, Phase, Who]]:
-    for phase, everybody in CASES.items():
+def cases() -> Iterator[tuple[str, Phase]]:
+    for phase in CASES:
         # No engine has heard of a request that waits.
         names = ("grpc",) if phase in (queued, reserved) else engines.ALL
-        yield from ((engine, phase, who) for engine in names for who in everybody)
+        yield from ((engine, phase) for engine in names)
 
 
-@pytest.mark.parametrize(("engine", "phase", "who"), list(cases()))
+@pytest.mark.parametrize(("engine", "phase"), list(cases()))
 async def test_memory_comes_back_within_a_second_and_the_next_requests_are_exact(
-    engine: str, phase: Phase, who: Who
+    engine: str, phase: Phase
 ) -> None:
     async with benched(engine) as bench:
-        for number in range(TIMES):
-            await bench.begin(number, is_admitted=phase is after_admit)
-            async with phase(bench):
-                await who(bench)
-            await bench.settle()
-        await bench.require_exact()
+        for who in CASES[phase]:
+            print(f"{TIMES} times by {who.__name__}")  # the last of these is the one that failed
+            for number in range(TIMES):
+                await bench.begin(number, is_admitted=phase is after_admit)
+                async with phase(bench):
+                    await who(bench)
+                await bench.settle()
+            await bench.require_exact()

@@ -22,8 +22,10 @@ from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
 from tests.support import engines
 from tests.support.engines import HeldEngine
 from tests.support.fake_engine import FakeEngine, loaded, token_after
-from tests.support.handoff_cluster import WAIT_S, Cluster, a_context, cluster
+from tests.support.figures import figure
+from tests.support.handoff_cluster import Cluster, a_context, cluster
 from tests.support.small_cache import small_layout
+from tests.support.waiting import WAIT_S
 
 NUM_TOKENS = 200
 NUM_PAGES = 2
@@ -165,9 +167,9 @@ async def test_the_same_state_can_be_taken_again_and_again() -> None:
         for epoch in range(1, 4):
             await it.go_on(it.later(2 * epoch, epoch=epoch))
         registry = it.first.prefill.metrics.registry
-        assert registry.get_sample_value("dspark_kv_leases") == 1
+        assert figure(registry, "dspark_kv_leases") == 1
         it.first.prefill.release_lease(it.lease_id)
-        assert registry.get_sample_value("dspark_kv_leases") == 0
+        assert figure(registry, "dspark_kv_leases") == 0
 
 
 async def test_a_context_that_does_not_begin_with_the_leases_tokens_is_refused() -> None:
@@ -222,7 +224,7 @@ async def test_a_lease_that_ends_while_it_is_read_is_read_to_its_end(engine: str
         it.first.prefill.expire()
         assert len(it.first.prefill.leases) == 0
         # Whoever comes now must not get the rows that are still to be sent.
-        assert room.memory.slots.num_free == room.memory.slots.num_slots - 1
+        assert room.memory.num_free_slots == room.memory.num_slots - 1
         newcomer = a_context(NUM_TOKENS, request_id="newcomer", first=99)
         await it.first.hand_over(newcomer, await it.first.reserve(newcomer))
         it.held.release()
@@ -248,9 +250,9 @@ async def test_a_source_that_may_still_be_read_stays_when_its_lease_and_its_read
         prefill.release_lease(it.lease_id)
         call.cancel()
         await it.first.until(lambda: prefill.quarantine.num_pages == NUM_PAGES)
-        assert prefill.room.memory.slots.num_free == prefill.room.memory.slots.num_slots - 1
+        assert prefill.room.memory.num_free_slots == prefill.room.memory.num_slots - 1
         await prefill.quarantine.ask_all()
-        assert prefill.room.memory.slots.num_free == prefill.room.memory.slots.num_slots
+        assert prefill.room.memory.num_free_slots == prefill.room.memory.num_slots
         it.held.release()
         await release_if_there(it, context, reserved)
 
@@ -287,4 +289,4 @@ async def test_a_prefill_whose_router_vanished_ends_with_its_connection_or_with_
         lease.expires_at = 0.0
         it.first.prefill.expire()
         memory = it.first.prefill.room.memory
-        assert memory.pages.num_free == memory.pages.num_pages
+        assert memory.num_free_pages == memory.num_pages

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import grpc
@@ -29,7 +31,7 @@ from services.decode.reservations import ReservationState
 from services.prefill.config import HandoffConfig
 from tests.contract.test_handoff_refusals import a_result, key_of, refusal
 from tests.support.fake_engine import FakeEngine, loaded
-from tests.support.handoff_cluster import Cluster, DecodeStream, a_context, cluster
+from tests.support.handoff_cluster import PATIENT, Cluster, DecodeStream, a_context, cluster
 from tests.support.small_cache import small_layout
 
 
@@ -42,9 +44,15 @@ class Pair:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
+    async with paired(PATIENT) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def paired(handoff: HandoffConfig) -> AsyncIterator[Pair]:
     layout = small_layout()
     source, sink = FakeEngine(layout), FakeEngine(layout, draft_length=7)
-    async with cluster(loaded(source), loaded(sink)) as it:
+    async with cluster(loaded(source), loaded(sink), handoff=handoff) as it:
         try:
             yield Pair(it, source, sink)
         finally:
@@ -130,7 +138,7 @@ async def test_cancel_while_the_prefill_waits_for_room(pair: Pair) -> None:
     for index in range(4):
         context = a_context(20, request_id=f"r{index}")
         running.append(it.start_prefill(context, await it.reserve(context, request_id=f"r{index}")))
-    await it.until(lambda: it.prefill.room.memory.slots.num_free == 0)
+    await it.until(lambda: it.prefill.room.memory.num_free_slots == 0)
     waiting = a_context(20, request_id="waiting")
     call = it.start_prefill(waiting, decode_service_pb2.ReserveResponse(reservation_id="none"))
     await it.until(lambda: it.prefill.room.num_queued == 1)
@@ -143,23 +151,23 @@ async def test_cancel_while_the_prefill_waits_for_room(pair: Pair) -> None:
     await require_exact(pair)
 
 
-async def test_cancel_while_the_decode_worker_does_not_answer(pair: Pair) -> None:
+async def test_cancel_while_the_decode_worker_does_not_answer() -> None:
     """A peer that accepts connections and says nothing must hold neither room nor the call."""
-    it = pair.it
     silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-    context = a_context(200)
-    reserved = await it.reserve(context)
-    call = it.start_prefill(context, reserved, decode_address=address)
-    assert (await call.read()).WhichOneof("event") == "first_token"
-    call.cancel()
-    await it.until(lambda: it.prefill.num_jobs == 0)
-    silent.close()
-    stream = it.stream()
-    await stream.abort(context, reserved.reservation_id)
-    await stream.next("finished")
-    await it.require_clean()
-    await require_exact(pair)
+    async with paired(replace(PATIENT, abort_timeout_s=0.05)) as pair:
+        it, context = pair.it, a_context(200)
+        reserved = await it.reserve(context)
+        call = it.start_prefill(context, reserved, decode_address=address)
+        assert (await call.read()).WhichOneof("event") == "first_token"
+        call.cancel()
+        await it.until(lambda: it.prefill.num_jobs == 0)
+        silent.close()
+        stream = it.stream()
+        await stream.abort(context, reserved.reservation_id)
+        await stream.next("finished")
+        await it.require_clean()
+        await require_exact(pair)
 
 
 @pytest.mark.parametrize("is_admitted", [True, False])
@@ -172,7 +180,9 @@ async def test_cancel_in_the_middle_of_the_prompt(pair: Pair, is_admitted: bool)
     call = it.start_prefill(context, reserved)
     gate.release(5)
     await it.until(lambda: it.decode.intake.counts["received_bytes"] > 0)
+    job = it.prefill._jobs[context.request_id]
     call.cancel()
+    await it.until(lambda: job.is_ending)
     open_gate(pair.source)
     if is_admitted:
         failed = await stream.next("failed")
@@ -216,12 +226,12 @@ async def test_the_source_is_not_freed_before_its_write_has_stopped(pair: Pair) 
     call.cancel()
     await asked.wait()
     await it.until(lambda: it.prefill.num_jobs == 0)
-    slots, quarantine = it.prefill.room.memory.slots, it.prefill.quarantine
+    memory, quarantine = it.prefill.room.memory, it.prefill.quarantine
     await quarantine.ask_all()
-    assert (slots.num_free, quarantine.num_pages) == (slots.num_slots - 1, 4)
+    assert (memory.num_free_slots, quarantine.num_pages) == (memory.num_slots - 1, 4)
     may_stop.set()
     await quarantine.ask_all()
-    assert (slots.num_free, quarantine.num_pages) == (slots.num_slots, 0)
+    assert (memory.num_free_slots, quarantine.num_pages) == (memory.num_slots, 0)
     engine.cancel = cancel
     held.restore()
     await it.require_clean()
@@ -275,6 +285,7 @@ async def test_the_end_of_a_routers_stream_ends_its_requests_and_no_others(
     else:
         await going.call.done_writing()
     await it.until(lambda: len(it.decode.reservations) == 1)
+    await staying.next("verified")
     await staying.commit(kept, 1, 203)
     await staying.abort(kept)
     await staying.skip_to("finished")
@@ -568,7 +579,7 @@ async def test_an_abort_of_something_unknown_is_ignored(pair: Pair) -> None:
 
 async def test_a_lease_keeps_room_until_it_is_released_or_needed(pair: Pair) -> None:
     it, stream = pair.it, pair.it.stream()
-    slots = it.prefill.room.memory.slots
+    memory = it.prefill.room.memory
     leases = []
     for index in range(4):
         context = a_context(50, request_id=f"r{index}")
@@ -579,11 +590,11 @@ async def test_a_lease_keeps_room_until_it_is_released_or_needed(pair: Pair) -> 
         await stream.skip_to("admitted")
         await stream.commit(context, 0, 51, finish=True)
         await stream.skip_to("finished")
-    assert slots.num_free == 0
+    assert memory.num_free_slots == 0
     release = prefill_service_pb2.ReleaseLeaseRequest(lease_id=leases[2])
     assert (await it.prefill_stub.ReleaseLease(release)).found
     assert not (await it.prefill_stub.ReleaseLease(release)).found
-    assert slots.num_free == 1
+    assert memory.num_free_slots == 1
     await require_exact(pair)
     info = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
     assert (await it.prefill_stub.GetWorkerInfo(info)).info.num_leases == 4

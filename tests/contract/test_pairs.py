@@ -15,13 +15,15 @@ from common.kv_cache.layout import CacheLayout, Region
 from common.rpc.status import error_of_call
 from common.transfer.config import TransferConfig
 from dspark.v1 import prefill_service_pb2
+from tests.support import figures
 from tests.support.fake_engine import FakeEngine, loaded
 from tests.support.handoff_cluster import Cluster, a_context, cluster
 from tests.support.small_cache import small_layout
 from tests.support.transfer_engines import engine_params, transfer_config
+from tests.support.waiting import WAIT_S
 
 LAYOUT = small_layout()
-NIXL = TransferConfig(engine="nixl")
+NIXL = TransferConfig(engine="nixl", connect_timeout_s=WAIT_S)
 GRPC = TransferConfig(engine="grpc")
 
 
@@ -40,7 +42,7 @@ async def connect(it: Cluster, generation: str | None = None) -> Any:
         decode_address=it.decode_address,
         decode_generation=it.decode.identity.generation if generation is None else generation,
     )
-    return await it.prefill_stub.Connect(request, timeout=15)
+    return await it.prefill_stub.Connect(request, timeout=WAIT_S)
 
 
 async def hand_over(it: Cluster, request_id: str = "r") -> str:
@@ -62,9 +64,7 @@ async def refusal(call: Any) -> ServingError:
 
 
 def figure(it: Cluster, name: str, **labels: str) -> float:
-    value = it.prefill.metrics.registry.get_sample_value(f"dspark_kv_{name}", labels)
-    assert value is not None, f"{name} {labels} was never counted"
-    return value
+    return figures.figure(it.prefill.metrics.registry, f"dspark_kv_{name}", **labels)
 
 
 def meetings(it: Cluster) -> dict[str, float]:
@@ -149,7 +149,7 @@ async def test_workers_whose_caches_differ_do_not_meet_and_the_field_is_named(
 async def test_a_decode_worker_that_is_not_there_is_not_met_and_named() -> None:
     async with cluster(*workers(), transfer=GRPC) as it:
         request = prefill_service_pb2.ConnectRequest(decode_address="127.0.0.1:1")
-        error = await refusal(it.prefill_stub.Connect(request, timeout=15))
+        error = await refusal(it.prefill_stub.Connect(request, timeout=WAIT_S))
         assert "127.0.0.1:1" in error.message
 
 
@@ -211,10 +211,12 @@ async def test_a_failed_write_ends_its_request_and_the_pair_is_met_again(engine:
 
 
 async def test_what_was_chosen_is_told_to_whoever_asks() -> None:
-    async with cluster(*workers(), transfer=TransferConfig(engine="auto")) as it:
+    async with cluster(
+        *workers(), transfer=TransferConfig(engine="auto", connect_timeout_s=WAIT_S)
+    ) as it:
         met = await connect(it)
         info = await it.prefill_stub.GetWorkerInfo(
-            prefill_service_pb2.PrefillServiceGetWorkerInfoRequest(), timeout=5
+            prefill_service_pb2.PrefillServiceGetWorkerInfoRequest(), timeout=WAIT_S
         )
         told = info.info.details[f"transfer_engine {it.decode_address}"]
         assert told == f"{met.transfer_engine} ({met.reason})"

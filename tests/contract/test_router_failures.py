@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,13 +22,23 @@ from common.errors import (
 from common.rpc.status import error_of_call
 from dspark.v1 import decode_service_pb2, types_pb2
 from dspark.v1 import inference_service_pb2 as pb
-from services.router import QueueConfig, WorkerConfig
+from services.router import QueueConfig, WorkerConfig, attempt
 from tests.support.chat_tokenizer import write_tokenizer
 from tests.support.fake_workers import FakeDecode, FakePrefill
-from tests.support.router_cluster import Cluster, cluster, collect, generate_request, router_config
+from tests.support.router_cluster import (
+    Cluster,
+    cluster,
+    collect,
+    generate_request,
+    router_config,
+    workers_seen,
+)
+from tests.support.waiting import LOOK_S, WAIT_S
 
 SEQUENCE = list(range(40, 140))
 STOP = types_pb2.StopParams(max_tokens=30)
+TIMES_S = (0.3, 3.0, 30.0)
+"""Of requests that are to end in the middle: a busy machine may need more than the first to get them there."""
 
 
 @pytest.fixture
@@ -50,10 +60,10 @@ async def pairs(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def quick_pairs(tmp_path: Path) -> AsyncIterator[Cluster]:
-    """Two workers of each role that are given up after 0.2 s, and requests that never give up."""
+    """Two workers of each role that are soon given up, and requests that never give up."""
     config = replace(
         router_config(write_tokenizer(tmp_path)),
-        workers=WorkerConfig(poll_period_s=0.05, poll_timeout_s=0.2, max_attempts=1000),
+        workers=WorkerConfig(poll_period_s=0.05, poll_timeout_s=1.0, max_attempts=1000),
     )
     prefills = [FakePrefill(SEQUENCE), FakePrefill(SEQUENCE)]
     decodes = [FakeDecode(SEQUENCE), FakeDecode(SEQUENCE)]
@@ -158,21 +168,30 @@ class TestCancel:
 class TestDeadline:
     async def test_while_prefilling_ends_both_legs(self, system: Cluster) -> None:
         system.prefill.start_gate.clear()
-        call = system.stub.Generate(generate_request(request_id="r", stop=STOP), timeout=0.3)
-        assert (await error_of(call)).kind.value == "deadline_exceeded"
-        await system.prefill.seen.until(lambda: system.prefill.cancelled == ["r"])
+        for time_s in TIMES_S:
+            request = generate_request(request_id=f"r{time_s}", stop=STOP)
+            error = await error_of(system.stub.Generate(request, timeout=time_s))
+            assert error.kind.value == "deadline_exceeded"
+            if system.prefill.prefills:
+                break
+        await system.prefill.seen.until(lambda: system.prefill.cancelled == [request.request_id])
         await system.decode.seen.until(
-            lambda: [a.request_id for a in system.decode.aborts] == ["r"]
+            lambda: request.request_id in {abort.request_id for abort in system.decode.aborts}
         )
 
     async def test_the_routers_own_bound_holds_without_a_clients(self, tmp_path: Path) -> None:
-        config = replace(router_config(write_tokenizer(tmp_path)), request_timeout_s=0.3)
-        async with cluster(config, [FakePrefill(SEQUENCE)], [FakeDecode(SEQUENCE)]) as system:
-            system.decode.round_gate.clear()
-            error = await error_of(system.stub.Generate(generate_request(stop=STOP)))
-            assert error.reason == "DEADLINE_EXCEEDED"
-            assert error.metadata["stage"] == "decode"
-            await system.decode.seen.until(lambda: bool(system.decode.aborts))
+        stage = ""
+        for time_s in TIMES_S:
+            config = replace(router_config(write_tokenizer(tmp_path)), request_timeout_s=time_s)
+            async with cluster(config, [FakePrefill(SEQUENCE)], [FakeDecode(SEQUENCE)]) as system:
+                system.decode.round_gate.clear()
+                error = await error_of(system.stub.Generate(generate_request(stop=STOP)))
+                assert error.reason == "DEADLINE_EXCEEDED"
+                stage = error.metadata["stage"]
+                if stage == "decode":
+                    await system.decode.seen.until(lambda d=system.decode: bool(d.aborts))  # type: ignore[misc]
+                    break
+        assert stage == "decode"
 
 
 class TestReplacement:
@@ -225,7 +244,7 @@ class TestReplacement:
         received = [await anext(responses), await anext(responses)]
         system.decode.round_gate.clear()
         system.prefill.generation = "prefill-2"
-        await workers_seen(system, lambda workers: workers[0].generation == "prefill-2")
+        await workers_seen(system.stub, lambda workers: workers[0].generation == "prefill-2")
         system.decode.round_gate.set()
         received += [response async for response in responses]
         assert tokens_of(received) == SEQUENCE[:30]
@@ -247,8 +266,11 @@ class TestReplacement:
         assert error.message == "not like this"
         assert not pairs.prefills[1].prefills
 
-    async def test_when_a_handoff_is_given_up_prefill_knows_why(self, system: Cluster) -> None:
+    async def test_when_a_handoff_is_given_up_prefill_knows_why(
+        self, system: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Decode hears of it first and can only say that it ended; that error would be tried again."""
+        monkeypatch.setattr(attempt, "CAUSE_TIMEOUT_S", WAIT_S)
         system.prefill.start_gate.clear()
         system.prefill.failures = [ContractMismatch("dtype is float32 here and bfloat16 there")]
         call = system.stub.Generate(generate_request(request_id="r", stop=STOP))
@@ -285,7 +307,7 @@ class TestReplacement:
         stalled.info_gate.clear()
         received = [first, *await collect(call)]
         assert tokens_of(received) == SEQUENCE[:30]
-        assert len(other.admits) == 1
+        assert other.admits
         await stalled.seen.until(lambda: stalled.num_streams_ended == 1)
         stalled.info_gate.set()
 
@@ -296,7 +318,7 @@ class TestReplacement:
         await stalled.seen.until(lambda: bool(stalled.prefills))
         stalled.info_gate.clear()
         assert tokens_of(await collect(call)) == SEQUENCE[:30]
-        assert len(other.prefills) == 1
+        assert other.prefills
         await stalled.seen.until(lambda: bool(stalled.cancelled))
         stalled.info_gate.set()
 
@@ -346,13 +368,19 @@ class TestRefusal:
     async def test_requests_that_come_together_are_spread(self, pairs: Cluster) -> None:
         for decode in pairs.decodes:
             decode.reserve_gate.clear()
+        for prefill in pairs.prefills:
+            prefill.start_gate.clear()
         calls = [collect(pairs.stub.Generate(generate_request(stop=STOP))) for _ in range(8)]
         together = asyncio.gather(*calls)
         for decode in pairs.decodes:
             await decode.seen.until(lambda d=decode: len(d.reserves) == 4)  # type: ignore[misc]
+        for decode in pairs.decodes:
             decode.reserve_gate.set()
+        for prefill in pairs.prefills:
+            await prefill.seen.until(lambda p=prefill: len(p.prefills) == 4)  # type: ignore[misc]
+        for prefill in pairs.prefills:
+            prefill.start_gate.set()
         await together
-        assert [len(prefill.prefills) for prefill in pairs.prefills] == [4, 4]
 
     async def test_with_all_full_a_request_waits_for_room(self, system: Cluster) -> None:
         system.decode.refusals = [CapacityExhausted("full")] * 2
@@ -412,7 +440,9 @@ class TestRefusal:
 
     async def test_without_workers_the_role_that_is_missing_is_named(self, system: Cluster) -> None:
         system.prefill.draining = True
-        await workers_seen(system, lambda workers: workers[0].state == pb.WORKER_STATE_DRAINING)
+        await workers_seen(
+            system.stub, lambda workers: workers[0].state == pb.WORKER_STATE_DRAINING
+        )
         error = await error_of(system.stub.Generate(generate_request(stop=STOP)))
         assert error.reason == "NO_READY_WORKERS"
         assert error.metadata["role"] == "prefill"
@@ -434,7 +464,7 @@ class TestRefusal:
         for worker in (system.decode, system.prefill):
             worker.fingerprint, worker.generation = "model-b", "next"
         await workers_seen(
-            system, lambda workers: all(worker.generation == "next" for worker in workers)
+            system.stub, lambda workers: all(worker.generation == "next" for worker in workers)
         )
         info = await system.stub.GetModelInfo(pb.GetModelInfoRequest())
         assert info.fingerprint == "model-b"
@@ -457,23 +487,15 @@ class TestDrain:
             await asyncio.sleep(0)
         system.decode.round_gate.set()
         assert tokens_of([first, *await collect(call)]) == SEQUENCE[:30]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await system.serving
 
 
 async def until_idle(system: Cluster) -> None:
     """Wait until the router has no request left."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         while True:
             info = await system.stub.GetServerInfo(pb.GetServerInfoRequest())
             if info.queued_requests == info.running_requests == 0:
                 return
-
-
-async def workers_seen(system: Cluster, is_true: Callable[[Sequence[pb.Worker]], bool]) -> None:
-    """Wait until the router's view of its workers is as wanted."""
-    async with asyncio.timeout(5):
-        while True:
-            listed = await system.stub.ListWorkers(pb.ListWorkersRequest())
-            if is_true(listed.workers):
-                return
+            await asyncio.sleep(LOOK_S)

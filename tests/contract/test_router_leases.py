@@ -8,17 +8,26 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import grpc.aio
 import pytest
 
 from common.errors import TransferFailed
 from dspark.v1 import inference_service_pb2 as pb
 from dspark.v1 import types_pb2
 from services.router import WorkerConfig
+from services.router.leases import RENEWALS_PER_LEASE
 from tests.support.chat_tokenizer import write_tokenizer
 from tests.support.fake_workers import FakeDecode, FakePrefill
-from tests.support.router_cluster import Cluster, cluster, collect, generate_request, router_config
+from tests.support.router_cluster import (
+    Cluster,
+    cluster,
+    collect,
+    generate_request,
+    router_config,
+    workers_seen,
+)
+from tests.support.waiting import WAIT_S
 
+RENEWAL_S = 0.05
 SEQUENCE = list(range(40, 140))
 STOP = types_pb2.StopParams(max_tokens=30)
 NUM_PROMPT = 8
@@ -29,31 +38,42 @@ async def system(tmp_path: Path) -> AsyncIterator[Cluster]:
     """One prefill worker and two decode workers; every failure that counts ends the request at the second."""
     config = replace(
         router_config(write_tokenizer(tmp_path)),
-        workers=WorkerConfig(poll_period_s=0.05, poll_timeout_s=5.0, max_attempts=2),
+        workers=WorkerConfig(poll_period_s=0.05, poll_timeout_s=WAIT_S, max_attempts=2),
     )
     decodes = [FakeDecode(SEQUENCE), FakeDecode(SEQUENCE)]
-    async with cluster(config, [FakePrefill(SEQUENCE)], decodes) as running:
+    async with cluster(config, [prefill_with_leases()], decodes) as running:
         yield running
+
+
+def prefill_with_leases() -> FakePrefill:
+    """Its leases are so short that the first renewal soon tells that the router has heard of one."""
+    prefill = FakePrefill(SEQUENCE)
+    prefill.lease_s = RENEWALS_PER_LEASE * RENEWAL_S
+    return prefill
 
 
 def tokens_of(responses: list[pb.GenerateResponse]) -> list[int]:
     return [token for response in responses for token in response.token_ids]
 
 
-async def lose_decode(
-    system: Cluster, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
-) -> list[pb.GenerateResponse]:
-    """The request, read to its end, with its decode worker's stream broken after the second message."""
-    responses = aiter(call)
+async def begun(
+    system: Cluster,
+) -> tuple[AsyncIterator[pb.GenerateResponse], list[pb.GenerateResponse]]:
+    """A request whose first worker says nothing more: the rest of it, and the two messages that have come. The router has
+    heard of its lease."""
+    responses = aiter(system.stub.Generate(generate_request(stop=STOP)))
     received = [await anext(responses), await anext(responses)]
-    system.decode.break_stream()
-    return [*received, *[response async for response in responses]]
+    system.decode.round_gate.clear()
+    await system.prefill.seen.until(lambda: bool(system.prefill.renewed))
+    return responses, received
 
 
 async def test_the_next_decode_worker_gets_the_leased_state_and_nothing_is_computed_again(
     system: Cluster,
 ) -> None:
-    received = await lose_decode(system, system.stub.Generate(generate_request(stop=STOP)))
+    responses, received = await begun(system)
+    system.decode.break_stream()
+    received += [response async for response in responses]
     assert tokens_of(received) == SEQUENCE[:30]
     assert len(system.prefill.prefills) == len(system.prefill.handoffs) == 1
     (handoff,) = system.prefill.handoffs
@@ -73,8 +93,7 @@ async def test_before_anything_was_committed_the_first_token_comes_with_the_stat
     system.decode.admission_gate.clear()
     call = system.stub.Generate(generate_request(stop=STOP))
     receiving = asyncio.create_task(collect(call))
-    await system.prefill.seen.until(lambda: bool(system.prefill.leases))
-    await asyncio.sleep(0.05)  # the router reads the end of the hand-off
+    await system.prefill.seen.until(lambda: bool(system.prefill.renewed))
     system.decode.break_stream()
     assert tokens_of(await receiving) == SEQUENCE[:30]
     assert len(system.prefill.prefills) == len(system.prefill.handoffs) == 1
@@ -86,11 +105,11 @@ async def test_a_lease_that_has_ended_costs_a_prefill_and_is_nobodys_failure(
 ) -> None:
     """Losing decode is the one failure that the request may have; a second would end it."""
     system.decode.round_gate.clear()
+    system.prefill.renew_gate.clear()  # or the router would hear of the end before it needs the lease
     call = system.stub.Generate(generate_request(stop=STOP))
     received = [await anext(aiter(call))]
-    await system.prefill.seen.until(lambda: bool(system.prefill.leases))
+    await system.prefill.seen.until(lambda: bool(system.prefill.renewed))
     await system.decode.seen.until(lambda: bool(system.decode.admits))
-    await asyncio.sleep(0.05)  # the router reads the end of the hand-off
     system.prefill.leases.clear()
     system.decode.break_stream()
     system.decode.round_gate.set()
@@ -98,6 +117,7 @@ async def test_a_lease_that_has_ended_costs_a_prefill_and_is_nobodys_failure(
     assert tokens_of(received) == SEQUENCE[:30]
     assert [len(system.prefill.prefills), len(system.prefill.handoffs)] == [2, 1]
     assert received[-1].completion.route.replacements == 2
+    system.prefill.renew_gate.set()
 
 
 async def test_a_handoff_from_a_lease_that_fails_is_not_tried_from_there_again(
@@ -105,10 +125,8 @@ async def test_a_handoff_from_a_lease_that_fails_is_not_tried_from_there_again(
 ) -> None:
     config = router_config(write_tokenizer(tmp_path))
     decodes = [FakeDecode(SEQUENCE), FakeDecode(SEQUENCE)]
-    async with cluster(config, [FakePrefill(SEQUENCE)], decodes) as system:
-        call = system.stub.Generate(generate_request(stop=STOP))
-        responses = aiter(call)
-        received = [await anext(responses), await anext(responses)]
+    async with cluster(config, [prefill_with_leases()], decodes) as system:
+        responses, received = await begun(system)
         system.prefill.failures = [TransferFailed("the wire was cut")]
         system.decode.break_stream()
         received += [response async for response in responses]
@@ -122,16 +140,9 @@ async def test_a_handoff_from_a_lease_that_fails_is_not_tried_from_there_again(
 async def test_a_restarted_prefill_worker_is_not_asked_for_what_it_cannot_have(
     system: Cluster,
 ) -> None:
-    call = system.stub.Generate(generate_request(stop=STOP))
-    responses = aiter(call)
-    received = [await anext(responses), await anext(responses)]
-    system.decode.round_gate.clear()
+    responses, received = await begun(system)
     system.prefill.generation = "prefill-2"
-    async with asyncio.timeout(5):
-        while True:
-            workers = (await system.stub.ListWorkers(pb.ListWorkersRequest())).workers
-            if workers[0].generation == "prefill-2":
-                break
+    await workers_seen(system.stub, lambda workers: workers[0].generation == "prefill-2")
     system.decode.break_stream()
     system.decode.round_gate.set()
     received += [response async for response in responses]
@@ -142,7 +153,6 @@ async def test_a_restarted_prefill_worker_is_not_asked_for_what_it_cannot_have(
 async def test_leases_are_renewed_together_while_their_requests_run_and_no_longer(
     system: Cluster,
 ) -> None:
-    system.prefill.lease_s = 0.15
     system.decodes[1].prefix = "another"
     for decode in system.decodes:
         decode.round_gate.clear()
@@ -154,6 +164,9 @@ async def test_leases_are_renewed_together_while_their_requests_run_and_no_longe
     for call in calls:
         assert tokens_of(await collect(call)) == SEQUENCE[:30]
     await system.prefill.seen.until(lambda: len(system.prefill.released) == 3)
-    renewed = len(system.prefill.renewed)
-    await asyncio.sleep(0.15)
-    assert len(system.prefill.renewed) == renewed
+    for _ in range(round(WAIT_S / RENEWAL_S)):
+        num_renewed = len(system.prefill.renewed)
+        await asyncio.sleep(RENEWAL_S * RENEWALS_PER_LEASE)
+        if len(system.prefill.renewed) == num_renewed:
+            return
+    raise AssertionError("leases that were released are renewed for ever")

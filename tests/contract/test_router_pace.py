@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common.telemetry.metrics import RouterMetrics
 from common.tokenizer import Tokenizer
 from common.types import RequestId
 from services.router.requests import Chunk, GenerationRequest, TokenPrompt
@@ -17,6 +18,7 @@ from services.router.router import Router
 from tests.support.chat_tokenizer import write_tokenizer
 from tests.support.fake_workers import MAX_UNCOMMITTED_ROUNDS, FakeDecode, FakePrefill, serving
 from tests.support.router_cluster import router_config
+from tests.support.waiting import WAIT_S
 
 SEQUENCE = list(range(40, 140))
 
@@ -38,9 +40,10 @@ async def router(tmp_path: Path, decode: FakeDecode) -> AsyncIterator[Router]:
             prefill_addresses=(prefill_server.address,),
             decode_addresses=(decode_server.address,),
         )
-        router = Router(config, on_change=changed.set)
+        metrics = RouterMetrics(model="tiny")
+        router = Router(config, metrics=metrics, on_change=changed.set)
         watching = asyncio.create_task(router.workers.watch())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             while not router.workers.is_ready:
                 changed.clear()
                 await changed.wait()

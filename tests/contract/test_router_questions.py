@@ -17,6 +17,7 @@ from dspark.v1 import types_pb2
 from tests.support.chat_tokenizer import ASSISTANT, BOS, END_THINK, EOS, USER, write_tokenizer
 from tests.support.fake_workers import FakeDecode, FakePrefill
 from tests.support.router_cluster import Cluster, cluster, collect, router_config
+from tests.support.waiting import WAIT_S
 
 SEQUENCE = list(range(40, 140))
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -90,7 +91,7 @@ async def test_a_router_without_workers_is_alive_but_not_ready(system: Cluster) 
     health = health_pb2_grpc.HealthStub(system.channel)
     watch = health.Watch(health_pb2.HealthCheckRequest(service="readiness"))
     statuses = aiter(watch)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         assert (await anext(statuses)).status == SERVING
         system.decode.draining = True
         assert (await anext(statuses)).status == NOT_SERVING

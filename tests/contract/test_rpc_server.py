@@ -15,6 +15,7 @@ from common.errors import CapacityExhausted, ConfigError, InvalidRequest
 from common.rpc.channel import open_channel
 from common.rpc.server import build_server
 from common.rpc.status import error_of_call
+from tests.support.waiting import WAIT_S, in_time
 
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
 Failure = Callable[[], Exception]
@@ -84,7 +85,7 @@ async def call(channel: grpc.aio.Channel, kind: str, request: bytes = b"x") -> l
         yield request
 
     multicallable: Any = getattr(channel, kind)(f"/test.Test/{kind}")
-    result = multicallable(requests() if kind.startswith("stream") else request, timeout=5)
+    result = multicallable(requests() if kind.startswith("stream") else request, timeout=WAIT_S)
     if kind.endswith("stream"):
         return [response async for response in result]
     return [await result]
@@ -129,8 +130,7 @@ async def test_a_cancelled_call_closes_its_generator_at_once(
     stream = multicallable(b"x")
     assert await anext(aiter(stream)) == b"first"
     stream.cancel()
-    async with asyncio.timeout(1):
-        await handlers.closed.wait()
+    await in_time(handlers.closed.wait(), 1.0)
 
 
 async def test_an_oversized_message_is_refused_as_the_callers_mistake(

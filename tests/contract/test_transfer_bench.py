@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 QUICK = ("--sizes", "1MiB", "--ranges", "1,16", "--repeats", "1")
 
 

@@ -21,12 +21,10 @@ from tests.support.transfer_engines import (
     peer_process,
     transfer_config,
 )
+from tests.support.waiting import WAIT_S
 
 NUM_PAGES = 512
 PAGE_BYTES = 65536
-WAIT_S = 20.0
-"""Far above anything that happens here; only a failing test waits so long."""
-
 KEY = HandoffKey(request_id=RequestId("r"), epoch=0, reservation_id="x", prefill_generation="g")
 TARGET = WriteTarget(address="peer:1", key=KEY, capability=b"")
 

@@ -3,93 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from common.errors import ConfigError, Draining
-from common.rpc import convert
-from common.rpc.channel import open_channel
+from common.engine.build import LoadedEngine
+from common.errors import ConfigError, Draining, EngineFailed
 from common.rpc.status import error_of_call
-from common.transfer.config import TransferConfig
+from common.telemetry.startup import Startup
 from dspark.v1 import decode_service_pb2, prefill_service_pb2
 from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
 from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
+from services.cli.ports import free_ports
 from services.decode.app import serve as serve_decode
 from services.decode.config import DecodeConfig
 from services.prefill.app import serve as serve_prefill
 from services.prefill.config import PrefillConfig
 from tests.support.fake_engine import FINGERPRINT, FakeEngine, loaded
 from tests.support.handoff_cluster import ENGINE, DecodeStream, a_context
+from tests.support.http import get
 from tests.support.small_cache import small_layout
+from tests.support.waiting import WAIT_S, until
+from tests.support.worker_apps import GRPC, begin, running
 
-WAIT_S = 10.0
-GRPC = TransferConfig(engine="grpc")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-@dataclass(kw_only=True)
-class App:
-    """A worker that serves in this process."""
-
-    engine: FakeEngine
-    channel: Any
-    stop: asyncio.Event
-    serving: asyncio.Task[None]
-
-    async def health(self, service: str) -> int:
-        stub: Any = health_pb2_grpc.HealthStub(self.channel)
-        response = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT_S)
-        return int(response.status)
-
-    async def until_health(self, service: str, status: int) -> None:
-        stub: Any = health_pb2_grpc.HealthStub(self.channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=WAIT_S)
-        async for response in watch:
-            if response.status == status:
-                watch.cancel()
-                return
-
-
-@contextlib.asynccontextmanager
-async def running(role: str, **changes: Any) -> AsyncIterator[App]:
-    engine = FakeEngine(small_layout())
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-    if role == "decode":
-        work = serve_decode(
-            DecodeConfig(model="fake", engine=ENGINE, port=0, transfer=GRPC, **changes),
-            ready=address.set_result,
-            stop=stop,
-            loaded=loaded(engine),
-        )
-    else:
-        work = serve_prefill(
-            PrefillConfig(model="fake", engine=ENGINE, port=0, transfer=GRPC, **changes),
-            ready=address.set_result,
-            stop=stop,
-            loaded=loaded(engine),
-        )
-    serving = asyncio.create_task(work)
-    channel = open_channel(await asyncio.wait_for(address, WAIT_S))
-    try:
-        yield App(engine=engine, channel=channel, stop=stop, serving=serving)
-    finally:
-        permits, engine.permits = engine.permits, None
-        if permits is not None:
-            permits.release(1000)
-        stop.set()
-        await channel.close()
-        await asyncio.wait_for(serving, WAIT_S)
 
 
 @pytest.fixture
@@ -168,34 +112,74 @@ async def test_a_step_that_hangs_makes_a_worker_not_ready_but_leaves_it_alive(
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_crashed_engine_makes_a_worker_not_ready(role: str, silent_peer: str) -> None:
-    async with running(role, **({"computes_prompts": True} if role == "decode" else {})) as app:
-        app.engine.crash = RuntimeError("out of memory")
+async def test_a_step_that_hangs_for_longer_means_that_the_process_should_be_ended(
+    role: str, silent_peer: str
+) -> None:
+    computes = {"computes_prompts": True} if role == "decode" else {}
+    async with running(role, stall_s=0.02, dead_s=0.05, **computes) as app:
+        app.engine.permits = threading.Semaphore(0)
         call = await begin(app, role, silent_peer)
-        await app.until_health("", NOT_SERVING)
+        await app.until_health("liveness", NOT_SERVING)
+        assert await app.health("readiness") == NOT_SERVING
         call.cancel()
 
 
-async def begin(app: App, role: str, silent_peer: str) -> Any:
-    """Give the engine something to do; returns the call that it belongs to."""
-    context = a_context(100)
-    if role == "prefill":
-        return PrefillServiceStub(app.channel).Prefill(
-            prefill_service_pb2.PrefillRequest(
-                context=convert.context_to_pb(context),
-                ticket=prefill_service_pb2.DecodeTicket(decode_address=silent_peer),
-            )
-        )
-    stub: Any = DecodeServiceStub(app.channel)
-    stream = DecodeStream(stub.Decode())
-    reserved = await stub.Reserve(
-        decode_service_pb2.ReserveRequest(
-            request_id=context.request_id, num_tokens=100, max_length=132
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_crashed_engine_ends_the_process_with_its_cause(
+    role: str, silent_peer: str
+) -> None:
+    async with running(role, **({"computes_prompts": True} if role == "decode" else {})) as app:
+        app.engine.crash = RuntimeError("a kernel failed")
+        call = await begin(app, role, silent_peer)
+        with pytest.raises(EngineFailed, match="the engine failed: RuntimeError: a kernel failed"):
+            await asyncio.wait_for(app.serving, WAIT_S)
+        call.cancel()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_draining_worker_is_not_ready_and_alive(role: str, silent_peer: str) -> None:
+    async with running(role, **({"computes_prompts": True} if role == "decode" else {})) as app:
+        app.engine.permits = threading.Semaphore(0)
+        call = await begin(app, role, silent_peer)
+        await until(lambda: app.engine.num_gated > 0)
+        app.stop.set()
+        await app.until_health("readiness", NOT_SERVING)
+        assert await app.health("liveness") == SERVING
+        call.cancel()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_that_loads_answers_its_probes_meanwhile(role: str) -> None:
+    """A slow load is no reason to end a process, and its phase says how far it is."""
+    (port,) = free_ports("127.0.0.1", 1)
+    is_loaded, stop = asyncio.Event(), asyncio.Event()
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def load(startup: Startup) -> LoadedEngine:
+        startup.begin("weights")
+        await is_loaded.wait()
+        return loaded(FakeEngine(small_layout()))
+
+    config: Any = DecodeConfig if role == "decode" else PrefillConfig
+    serve: Any = serve_decode if role == "decode" else serve_prefill
+    serving = asyncio.create_task(
+        serve(
+            config(model="fake", engine=ENGINE, port=0, transfer=GRPC, admin_port=port),
+            ready=address.set_result,
+            stop=stop,
+            load=load,
         )
     )
-    await stream.admit(context, reserved)
-    await stream.next("admitted")
-    return stream.call
+    await asyncio.sleep(0)  # to the load
+    starting = (503, "starting: weights\n")
+    ok = (200, "ok\n")
+    paths = ("/startupz", "/readyz", "/livez")
+    assert [await asyncio.to_thread(get, port, path) for path in paths] == [starting, starting, ok]
+    is_loaded.set()
+    await asyncio.wait_for(address, WAIT_S)
+    assert [await asyncio.to_thread(get, port, path) for path in paths] == [ok, ok, ok]
+    stop.set()
+    await asyncio.wait_for(serving, WAIT_S)
 
 
 async def test_a_stopped_decode_worker_finishes_what_runs_and_takes_nothing_new() -> None:
@@ -206,7 +190,7 @@ async def test_a_stopped_decode_worker_finishes_what_runs_and_takes_nothing_new(
             decode_service_pb2.ReserveRequest(request_id="r", num_tokens=30, max_length=62)
         )
         stream = DecodeStream(stub.Decode())
-        await stream.admit(context, reserved)
+        await stream.send_admit(context, reserved)
         await stream.next("admitted")
         app.stop.set()
         await app.until_health("readiness", NOT_SERVING)
@@ -232,7 +216,8 @@ async def test_what_does_not_finish_in_time_is_told_so() -> None:
             decode_service_pb2.ReserveRequest(request_id="r", num_tokens=30, max_length=62)
         )
         stream = DecodeStream(stub.Decode())
-        await stream.admit(context, reserved)
+        await stream.send_admit(context, reserved)
+        await stream.next("admitted")
         app.stop.set()
         failed = await stream.skip_to("failed")
         assert failed.reason == "WORKER_LOST"
@@ -255,3 +240,22 @@ def test_settings_that_cannot_work_are_refused_by_name() -> None:
     for name in ("max_queued", "stall_s", "drain_s"):
         with pytest.raises(ConfigError, match=name):
             PrefillConfig(model="fake", engine=ENGINE, **{name: -1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_stop_before_the_start_is_over_ends_it_and_says_so(
+    role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = asyncio.Event()
+
+    async def load(startup: Startup) -> LoadedEngine:
+        startup.begin("weights")
+        stop.set()
+        never: asyncio.Future[LoadedEngine] = asyncio.get_running_loop().create_future()
+        return await never
+
+    config: Any = DecodeConfig if role == "decode" else PrefillConfig
+    serve: Any = serve_decode if role == "decode" else serve_prefill
+    work = serve(config(model="fake", engine=ENGINE, port=0), stop=stop, load=load)
+    await asyncio.wait_for(work, WAIT_S)
+    assert "stopped before it had started" in caplog.text

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.questions import Question, own_questions
 from tests.support.solo import Solo
+from tests.support.spans import Kept
 from tests.support.system import EventLoop, System, SystemOptions
 
 FIGURES = pytest.StashKey[list[str]]()
@@ -29,6 +30,30 @@ def system(servers: EventLoop, shipped_checkpoint: Path) -> Iterator[System]:
 
 
 @pytest.fixture(scope="session")
+def spans() -> Kept:
+    """Of the traced system."""
+    return Kept()
+
+
+@pytest.fixture(scope="session")
+def admin_key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the traced system."""
+    file = tmp_path_factory.mktemp("admin") / "key"
+    file.write_text("correct-horse")
+    return file
+
+
+@pytest.fixture(scope="session")
+def traced(
+    servers: EventLoop, shipped_checkpoint: Path, spans: Kept, admin_key_file: Path
+) -> Iterator[System]:
+    """Router, prefill and decode, whose spans are kept and whose engines may be profiled."""
+    options = SystemOptions(checkpoint_dir=shipped_checkpoint, admin_key_file=admin_key_file)
+    with System(servers, options, tracing=spans.tracing).running() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def one_worker(servers: EventLoop, shipped_checkpoint: Path) -> Iterator[System]:
     """Router and one decode worker that computes prompts itself, as `dspark serve` runs them."""
     options = SystemOptions(checkpoint_dir=shipped_checkpoint, computes_prompts=True)
@@ -40,7 +65,7 @@ def one_worker(servers: EventLoop, shipped_checkpoint: Path) -> Iterator[System]
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """After every test that used a system, each page and slot is free again."""
     yield
-    for name in ("system", "one_worker"):
+    for name in ("system", "traced", "one_worker"):
         if name in request.fixturenames:
             request.getfixturevalue(name).wait_at_rest()
 

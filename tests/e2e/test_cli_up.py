@@ -16,8 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2
 
 import dspark
+from tests.support.collector import Collector, collecting
+from tests.support.processes import wait_health
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,16 +28,18 @@ pytestmark = [
 ]
 
 READY_S = 120.0
-STOP_S = 30.0
+STOP_S = 60.0
+CRASHING_ENGINE = Path(__file__).parents[1] / "support" / "crashing_engine"
 READY_LINE = re.compile(r"^ready: dspark-tiny at (\S+) after")
 
 
 class Command:
     """One running `dspark` command, and the children it has."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "services.cli", *arguments],
+            env=None if environment is None else os.environ | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -102,10 +107,16 @@ def start(command: list[Command], *arguments: str) -> Command:
     return command[-1]
 
 
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as running:
+        yield running
+
+
 def test_up_starts_three_processes_answers_and_stops_without_leaving_one(
-    command: list[Command],
+    command: list[Command], collector: Collector
 ) -> None:
-    up = start(command, "up", "--port", "0")
+    up = start(command, "up", "--port", "0", "--tracing.endpoint", collector.endpoint)
     address = up.wait_ready()
     children = up.children()
     assert len(children) == 3
@@ -126,6 +137,13 @@ def test_up_starts_three_processes_answers_and_stops_without_leaving_one(
     ending = up.end(signal.SIGTERM)
     assert (ending.exit_code, ending.causes) == (0, [])
     assert not any(map(_is_running, children))
+    assert ending.errors.count("request ended") == 3
+    assert "def add" not in ending.errors, "a prompt is in the log"
+    # Each of the three requests is one trace across the three processes.
+    assert set(collector.spans) == {"dspark-router", "dspark-prefill", "dspark-decode"}
+    traces = [{trace_id for trace_id, _ in spans} for spans in collector.spans.values()]
+    assert len(traces[0]) == 3
+    assert traces[0] == traces[1] == traces[2]
 
 
 def test_ctrl_c_stops_up_cleanly_while_it_answers(command: list[Command]) -> None:
@@ -160,7 +178,8 @@ def test_a_second_signal_ends_requests_that_the_first_let_run(command: list[Comm
     ):
         next(stream)
         up.process.send_signal(signal.SIGTERM)
-        next(stream)
+        # A second one that comes before the first was taken is none.
+        wait_health(address, health_pb2.HealthCheckResponse.NOT_SERVING)
         ending = up.end(signal.SIGTERM)
         with pytest.raises(dspark.DSparkError):
             stream.read()
@@ -181,6 +200,28 @@ def test_a_child_that_is_killed_ends_everything_with_one_line_that_names_it(
     assert re.match(r"dspark up: decode-0 \(process \d+\) was ended by SIGKILL", cause)
     assert ending.errors.splitlines()[-1] == cause
     assert not any(map(_is_running, children))
+
+
+def test_an_engine_that_fails_ends_everything_with_its_cause_on_the_last_line_and_in_the_termination_log(
+    command: list[Command], tmp_path: Path
+) -> None:
+    """A worker whose engine is gone used to stay, never ready again, and nobody was told why."""
+    log = tmp_path / "termination-log"
+    environment = {"PYTHONPATH": str(CRASHING_ENGINE)}
+    up = Command("up", "--port", "0", "--termination-log", str(log), environment=environment)
+    command.append(up)
+    address = up.wait_ready()
+    with dspark.Client(address, timeout=60.0) as client, pytest.raises(dspark.DSparkError):
+        client.generate("def add(a, b):")
+    ending = up.end()
+    assert ending.exit_code == 1
+    (cause,) = ending.causes
+    failed = r"the engine failed: RuntimeError: a kernel failed in step 1"
+    assert re.match(rf"dspark up: decode-0 \(process \d+\) failed: {failed}", cause)
+    assert ending.errors.splitlines()[-1] == cause
+    assert re.fullmatch(
+        rf"dspark decode failed after \d+ s \(serving\): {failed}\n", log.read_text()
+    )
 
 
 def test_a_child_that_fails_to_start_is_the_cause_in_its_own_words(command: list[Command]) -> None:

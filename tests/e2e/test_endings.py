@@ -165,7 +165,7 @@ def test_text_never_has_half_a_character(
 def test_cancelled_requests_free_both_sides_in_any_phase(
     system: System, code: list[Question], client: dspark.Client
 ) -> None:
-    """`nothing_is_left_behind` waits for the room to be as it was; here it has to happen within a second."""
+    """`nothing_is_left_behind` waits longer for the room to be as it was; here it has to happen within a second."""
 
     def leave(question: Question, num_rounds: int) -> None:
         with client.generate(question.token_ids, stop=exactly(512), stream=True) as stream:
@@ -174,14 +174,14 @@ def test_cancelled_requests_free_both_sides_in_any_phase(
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(leave, code, range(6)))
-    system.wait_at_rest(within_s=5.0)
+    system.wait_at_rest(within_s=1.0)
 
 
 def test_an_aborted_request_ends_well_with_what_it_has(
     client: dspark.Client, code: list[Question], whole: list[Answer]
 ) -> None:
     with client.generate(
-        code[0].token_ids, sampling=GREEDY, stop=exactly(512), request_id="unwanted", stream=True
+        code[0].token_ids, sampling=GREEDY, stop=exactly(2000), request_id="unwanted", stream=True
     ) as stream:
         next(stream)
         assert client.abort("unwanted")

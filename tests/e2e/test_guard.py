@@ -19,7 +19,7 @@ from tests.support.system import System
 pytestmark = pytest.mark.e2e
 
 NUM_TOKENS = 96
-NUM_EXTRA = 24
+NUM_EXTRA = 12
 
 
 def asks(questions: Sequence[Question]) -> list[Ask]:

@@ -20,18 +20,18 @@ from dspark.v1 import inference_service_pb2 as pb
 from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
 from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
-from tests.e2e.test_worker_loss import process, wait_all_known, wait_serving
+from tests.support.processes import process, wait_all_known, wait_serving
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 PROMPT = [0, *((37 * i * i + 11 * i) % 1900 + 100 for i in range(1, 300))]
 """Two pages close and travel before its last chunk is computed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Fleet:
-    """A router in front of two prefill and two decode processes; the first prefill worker has faults."""
+    """A router in front of three worker processes; the first prefill worker has faults."""
 
     stub: InferenceServiceStub
     checkpoint: Path
@@ -67,9 +67,9 @@ class Fleet:
         with grpc.insecure_channel(address) as channel:
             if address in self.addresses["prefill"]:
                 question = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
-                return PrefillServiceStub(channel).GetWorkerInfo(question, timeout=5).info
+                return PrefillServiceStub(channel).GetWorkerInfo(question, timeout=TIMEOUT_S).info
             request = decode_service_pb2.DecodeServiceGetWorkerInfoRequest()
-            return DecodeServiceStub(channel).GetWorkerInfo(request, timeout=5).info
+            return DecodeServiceStub(channel).GetWorkerInfo(request, timeout=TIMEOUT_S).info
 
     def free(self, address: str) -> tuple[int, int]:
         info = self.info(address)
@@ -78,21 +78,21 @@ class Fleet:
 
     def wait_at_rest(self) -> None:
         """Return once every worker has free what it had in the beginning; quarantine included."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + TIMEOUT_S
         while (now := {a: self.free(a) for a in self.at_rest}) != self.at_rest:
             assert time.monotonic() < deadline, f"not freed: {now}, at rest {self.at_rest}"
+            time.sleep(0.05)
 
 
 @contextlib.contextmanager
-def fleet(checkpoint: Path, faults: str) -> Iterator[Fleet]:
+def fleet(checkpoint: Path, faults: str, *, num_prefills: int, num_decodes: int) -> Iterator[Fleet]:
     with contextlib.ExitStack() as stack:
         addresses: dict[str, list[str]] = {"prefill": [], "decode": []}
         workers: dict[str, contextlib.ExitStack] = {}
         for role, flags in (
             ("prefill", ("--faults", faults)),
-            ("prefill", ()),
-            ("decode", ()),
-            ("decode", ()),
+            *[("prefill", ())] * (num_prefills - 1),
+            *[("decode", ())] * num_decodes,
         ):
             worker = stack.enter_context(contextlib.ExitStack())
             # Chunks of a page, so that pages travel before the prompt is computed.
@@ -128,11 +128,11 @@ def fleet(checkpoint: Path, faults: str) -> Iterator[Fleet]:
 def test_a_prefill_worker_that_dies_in_the_middle_of_a_transfer_and_comes_back(
     shipped_checkpoint: Path,
 ) -> None:
-    with fleet(shipped_checkpoint, "die:2") as it:
+    with fleet(shipped_checkpoint, "die:2", num_prefills=2, num_decodes=1) as it:
         dying = it.addresses["prefill"][0]
         *_, last = messages = list(it.ask())
         tokens = [token for message in messages for token in message.token_ids]
-        assert last.completion.route.replacements == 1
+        assert last.completion.route.replacements >= 1
         it.restart("prefill", dying)
         for _ in range(4):
             assert it.answer() == tokens
@@ -143,11 +143,11 @@ def test_a_decode_worker_that_dies_in_the_middle_of_a_transfer_and_comes_back(
     shipped_checkpoint: Path,
 ) -> None:
     """The first token does not wait for the transfer, and the transfer waits for the fault."""
-    with fleet(shipped_checkpoint, "delay:2:20,delay:3:20") as it:
+    with fleet(shipped_checkpoint, "delay:2:60", num_prefills=1, num_decodes=2) as it:
         messages = [next(stream := it.ask())]
         busy = [
             worker.address
-            for worker in it.stub.ListWorkers(pb.ListWorkersRequest(), timeout=10).workers
+            for worker in it.stub.ListWorkers(pb.ListWorkersRequest(), timeout=TIMEOUT_S).workers
             if worker.running_requests and worker.address in it.addresses["decode"]
         ]
         it.kill(busy[0])

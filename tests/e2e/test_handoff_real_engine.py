@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from common.engine.build import EngineSettings, LoadedEngine, build_engine
+from common.engine.build import LoadedEngine, build_engine
 from common.engine.request import Request, Role
+from common.engine.settings import EngineSettings
 from common.kv_cache.layout import num_pages_for
 from common.transfer.config import TransferConfig
 from common.types import RequestContext, RequestId, SamplingParams, StopParams
 from services.prefill.config import HandoffConfig
+from tests.support.figures import figure
 from tests.support.handoff_cluster import Cluster, DecodeStream, cluster
 from tests.support.transfer_engines import engine_params, transfer_config
 
@@ -139,9 +141,8 @@ async def test_greedy_text_is_the_same_as_without_handoff_and_speculation_at_all
             context = a_context(num_tokens, request_id=f"r{num_tokens}")
             tokens, _ = await through_both(it, stream, context)
             assert tokens == expected(context), f"{num_tokens} tokens"
-        sent = it.prefill.metrics.registry.get_sample_value(
-            "dspark_kv_transfer_bytes_total", {"engine": str(transfer.engine)}
-        )
+        registry = it.prefill.metrics.registry
+        sent = figure(registry, "dspark_kv_transfer_bytes_total", engine=str(transfer.engine))
         assert sent, f"{transfer.engine} moved nothing"
         await it.require_clean()
 

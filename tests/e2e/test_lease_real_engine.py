@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from common.engine.build import EngineSettings, LoadedEngine, build_engine
+from common.engine.build import LoadedEngine, build_engine
+from common.engine.settings import EngineSettings
 from common.rpc import convert
 from common.types import RequestContext, SamplingParams
 from dspark.v1 import prefill_service_pb2
 from tests.e2e.test_handoff_real_engine import NUM_NEW, a_context, alone
-from tests.support.handoff_cluster import WAIT_S, Cluster, DecodeStream, cluster
+from tests.support.handoff_cluster import Cluster, DecodeStream, cluster
+from tests.support.waiting import WAIT_S
 
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=0.8, seed=1234)

@@ -17,6 +17,7 @@ import pytest
 
 import dspark
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
+from services.cli.ports import free_ports
 from tests.support.asking import GREEDY, Ask, ask_all, engine_sampling, exactly
 from tests.support.processes import START_S, process, wait_all_known, wait_serving
 from tests.support.questions import Question
@@ -65,7 +66,12 @@ def start(
 
 @pytest.fixture(scope="module")
 def prefill_mesh(start: Callable[..., Worker]) -> Worker:
-    return start("prefill", *SIXTEEN)
+    """Two nodes of eight ranks, as far as they can tell. Prompts are computed in many chunks, which travel as they come."""
+    (port,) = free_ports("127.0.0.1", 1)
+    meeting = ("--rendezvous.address", f"127.0.0.1:{port}", "--rendezvous.num-nodes", "2")
+    flags = (*SIXTEEN, *meeting, "--max-step-rows", "96")
+    start("prefill", *flags, "--rendezvous.node-rank", "1")
+    return start("prefill", *flags)
 
 
 @pytest.fixture(scope="module")

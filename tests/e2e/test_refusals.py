@@ -25,17 +25,17 @@ from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
 from tests.support.asking import Ask, ask_all, exactly
 from tests.support.solo import Solo
 from tests.support.system import EventLoop, System, SystemOptions
+from tests.support.waiting import WAIT_S
 
 pytestmark = pytest.mark.e2e
 
 PROMPT = tuple(range(10, 30))
-CALL_S = 10.0
 GENERATION = "test"
 
 
 @pytest.fixture
 def client(system: System) -> Iterator[dspark.Client]:
-    with dspark.Client(system.address, timeout=CALL_S) as opened:
+    with dspark.Client(system.address, timeout=WAIT_S) as opened:
         yield opened
 
 
@@ -104,18 +104,19 @@ def test_a_message_beyond_the_limit_is_refused(system: System) -> None:
     unlimited = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(system.address, options=unlimited) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            list(InferenceServiceStub(channel).Generate(request, timeout=CALL_S))
+            list(InferenceServiceStub(channel).Generate(request, timeout=WAIT_S))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "larger than" in str(caught.value.details())
 
 
 def test_an_id_that_is_in_use_is_refused_and_its_owner_goes_on(client: dspark.Client) -> None:
-    with client.generate(PROMPT, request_id="mine", stop=exactly(48), stream=True) as first:
+    num_tokens = 400  # far from its end when the other one comes
+    with client.generate(PROMPT, request_id="mine", stop=exactly(num_tokens), stream=True) as first:
         next(first)
         with pytest.raises(dspark.BadRequestError) as caught:
             client.generate(PROMPT, request_id="mine", stop=exactly(4))
         assert caught.value.reason == "DUPLICATE_REQUEST"
-        assert first.read().usage.completion_tokens == 48
+        assert first.read().usage.completion_tokens == num_tokens
 
 
 def test_requests_wait_for_room_and_one_that_can_never_have_it_is_refused_at_once(
@@ -126,7 +127,7 @@ def test_requests_wait_for_room_and_one_that_can_never_have_it_is_refused_at_onc
     with System(servers, options).running() as small:
         answers = ask_all(small.address, [Ask(prompt=PROMPT, stop=exactly(150))] * 3)
         assert [len(answer.token_ids) for answer in answers] == [150] * 3
-        with dspark.Client(small.address, timeout=CALL_S) as client:
+        with dspark.Client(small.address, timeout=WAIT_S) as client:
             with pytest.raises(dspark.ContextLengthExceededError) as caught:
                 client.generate(PROMPT, stop=exactly(237))
             assert caught.value.metadata["limit"] == "256"
@@ -154,7 +155,7 @@ class Reserved:
             decode_service_pb2.ReserveRequest(
                 request_id="by-hand", epoch=0, num_tokens=len(PROMPT), max_length=len(PROMPT) + 8
             ),
-            timeout=CALL_S,
+            timeout=WAIT_S,
         )
 
     def meet(self, contract: cache_pb2.CacheContract) -> handoff_service_pb2.MeetResponse:
@@ -165,7 +166,7 @@ class Reserved:
             contract=contract,
             transfer_engines=["grpc"],
         )
-        response: handoff_service_pb2.MeetResponse = self.handoff.Meet(request, timeout=CALL_S)
+        response: handoff_service_pb2.MeetResponse = self.handoff.Meet(request, timeout=WAIT_S)
         return response
 
     def negotiate(
@@ -184,7 +185,7 @@ class Reserved:
             transfer_engine=met.engine.name,
         )
         response: handoff_service_pb2.NegotiateResponse = self.handoff.Negotiate(
-            request, timeout=CALL_S
+            request, timeout=WAIT_S
         )
         return response
 
@@ -193,7 +194,7 @@ class Reserved:
         request = decode_service_pb2.DecodeRequest(
             commands=[decode_service_pb2.DecodeCommand(**command)]
         )
-        for response in self.decode.Decode(iter([request]), timeout=CALL_S):
+        for response in self.decode.Decode(iter([request]), timeout=WAIT_S):
             return response.events[0]
         raise AssertionError("the stream ended without an event")
 
@@ -297,7 +298,7 @@ def test_a_client_is_told_which_field_two_workers_disagree_on(
     options = SystemOptions(checkpoint_dir=shipped_checkpoint, prefill_dtype="bfloat16")
     with System(servers, options).running() as system:
         with (
-            dspark.Client(system.address, timeout=CALL_S) as client,
+            dspark.Client(system.address, timeout=WAIT_S) as client,
             pytest.raises(dspark.APIStatusError, match=r"dtype.*float32.*bfloat16") as caught,
         ):
             client.generate(PROMPT, stop=exactly(8))

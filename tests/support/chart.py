@@ -24,7 +24,7 @@ NAMESPACE = "serving"
 NEWEST = "1.35.0"
 
 requires_helm = pytest.mark.skipif(
-    HELM is None, reason="helm is not installed; `make helm` gets it where it can be had"
+    HELM is None, reason="helm is not installed; `make install` gets it where it can be had"
 )
 
 Manifest = dict[str, Any]
@@ -63,6 +63,12 @@ def rendered(
     example: str = "", *, values: Mapping[str, Any] | None = None, version: str = NEWEST
 ) -> list[Manifest]:
     return manifests(rendered_text(example, values=values, version=version))
+
+
+def notes(values: Mapping[str, Any]) -> str:
+    """What helm says after an install."""
+    place = ("--namespace", NAMESPACE, "--dry-run=client")
+    return helm("install", RELEASE, str(CHART), *place, values=values).partition("NOTES:")[2]
 
 
 @functools.cache
@@ -107,7 +113,8 @@ def container(template: Manifest) -> Manifest:
 
 
 def selects(selector: Mapping[str, str], template: Manifest) -> bool:
-    return selector.items() <= template["metadata"]["labels"].items()
+    labels: dict[str, str] = template["metadata"]["labels"]
+    return selector.items() <= labels.items()
 
 
 def config_of(found: list[Manifest], role: str) -> Manifest:
@@ -121,15 +128,16 @@ def config_of(found: list[Manifest], role: str) -> Manifest:
 
 
 def environment_of(
-    template: Manifest, *, leader: str = "leader.demo", index: str = "1"
+    template: Manifest,
+    *,
+    address: str = "10.0.0.7",
+    leader: str = "leader.demo",
+    index: str = "1",
 ) -> dict[str, str]:
-    """The container's variables as Kubernetes would give them."""
-    known = {"LWS_LEADER_ADDRESS": leader, "LWS_WORKER_INDEX": index}
-    given = {
-        item["name"]: item.get("value", "10.0.0.7")  # the rest is the pod's address
-        for item in container(template)["env"]
-    }
-    for name, value in known.items():
+    """The container's variables as Kubernetes would give them to a pod with this address, and a LeaderWorkerSet to one of
+    its pods."""
+    given = {item["name"]: item.get("value", address) for item in container(template)["env"]}
+    for name, value in {"LWS_LEADER_ADDRESS": leader, "LWS_WORKER_INDEX": index}.items():
         given = {key: text.replace(f"$({name})", value) for key, text in given.items()}
     return given
 

@@ -18,6 +18,7 @@ from common.kv_cache.pool import CachePool, RegionBuffer
 from common.model.cache_layout import cache_layout
 from common.model.config import ModelConfig
 from common.model.dspark import DSparkModel, build_model
+from common.parallel.collectives import Communicator
 from common.types import RequestId, SamplingParams
 from tests.support.tiny_checkpoint import config_json, random_tensors, without_drafter
 
@@ -171,9 +172,14 @@ class EngineBench:
 
 
 def small_model(
-    *, drafter: bool, seed: int = 11, dtype: torch.dtype = torch.float32, **changes: object
+    *,
+    drafter: bool,
+    seed: int = 11,
+    dtype: torch.dtype = torch.float32,
+    comm: Communicator | None = None,
+    **changes: object,
 ) -> DSparkModel:
-    """A model with one layer of each kind that an engine runs in about a millisecond a row."""
+    """A model with one layer of each kind that an engine runs in about a millisecond a row, or a rank's parts of it."""
     values = config_json(
         **{
             "compress_ratios": [0, 4, 128],
@@ -190,7 +196,7 @@ def small_model(
     )
     config = ModelConfig.from_json(values if drafter else without_drafter(values))
     return build_model(
-        config, random_tensors(config, seed), dtype=dtype, device=torch.device("cpu")
+        config, random_tensors(config, seed), dtype=dtype, device=torch.device("cpu"), comm=comm
     )
 
 

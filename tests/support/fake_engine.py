@@ -66,6 +66,8 @@ class FakeEngine:
         self.permits: threading.Semaphore | None = None
         self.sampling_permits: threading.Semaphore | None = None
         """With these, a first token waits for one when its prompt's rows are written."""
+        self.num_computed = 0
+        """Prompts that have come to wait for one."""
         self.num_gated = 0
         """Steps that have come to the gate, the one that is held by it included."""
         self.crash: Exception | None = None
@@ -123,6 +125,7 @@ class FakeEngine:
                     progressed.append(request)
                     continue
                 if self.sampling_permits is not None:
+                    self.num_computed += 1
                     self.sampling_permits.acquire()
             rounds.append(self._round(request))
         return StepReport(

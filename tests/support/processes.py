@@ -78,3 +78,11 @@ def wait_all_known(stub: InferenceServiceStub) -> None:
             return
         assert time.monotonic() < deadline, f"workers are not ready: {workers}"
         time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started and that have not ended, oldest first."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (thread / "children").read_text().split()]
+    return sorted(found)

@@ -12,23 +12,29 @@ SCRAPED_LABELS = {"namespace", "pod", "instance", "job", "le"}
 """What Prometheus adds, or a histogram has."""
 
 _SERIES = re.compile(r"\b(dspark_[a-z0-9_]+)(?:\{([^{}]*)\})?")
-_MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+_MATCHER = re.compile(r"""(\w+)\s*(?:=~|!~|!=|=)\s*["']([^"']*)["']""")
 
 
 _RATES = re.compile(r"\b(?:rate|increase)\((dspark_[a-z0-9_]+)")
 
 
 def undeclared(text: str) -> Iterator[str]:
-    """Metrics that no process has, and labels that a metric has not."""
+    """Metrics that no process has, labels that a metric has not, and values that a label never takes."""
     for name, matchers in _SERIES.findall(text):
         family = _family_of(name)
         if family is None:
             yield name
-        else:
-            known = family.labels.keys() | SCRAPED_LABELS
-            yield from (
-                f"{name} by {label}" for label in _MATCHER.findall(matchers) if label not in known
-            )
+            continue
+        for label, pattern in _MATCHER.findall(matchers):
+            if label not in family.labels.keys() | SCRAPED_LABELS:
+                yield f"{name} by {label}"
+            known = family.labels.get(label)
+            if known is not None and not pattern.startswith("$"):
+                yield from (
+                    f"{name} by {label} {value}"
+                    for value in pattern.split("|")
+                    if value not in known
+                )
 
 
 def misused(text: str) -> Iterator[str]:

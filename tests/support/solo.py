@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from common.engine.build import build_engine
-from common.engine.settings import EngineSettings
 from common.engine.memory import Memory, RequestMemory
 from common.engine.request import Request, Role
+from common.engine.settings import EngineSettings
 from common.types import RequestId, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)

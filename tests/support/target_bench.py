@@ -11,7 +11,6 @@ import torch
 from common.kv_cache.layout import Retention, num_pages_for
 from common.kv_cache.pool import CachePool
 from common.model.cache_layout import cache_layout
-from common.model.config import ModelConfig
 from common.model.dspark import DSparkModel
 from common.model.plan import PlanSpec, RowRun, StepPlan, build_plan
 
@@ -58,12 +57,15 @@ class TargetBench:
         pages = list(range(num_slots * pages_each))
         random.Random(seed).shuffle(pages)
         self.block_tables = [pages[i * pages_each : (i + 1) * pages_each] for i in range(num_slots)]
-        self._spec = plan_spec(model.config, self.pool, model.dtype)
+        self._spec = plan_spec(model, self.pool)
 
     @torch.inference_mode()
-    def run(self, *rows: Rows) -> list[RowsOutput]:
-        """One step over the rows of several requests; logits of every row, drafter context written."""
-        plan = self._plan(rows)
+    def run(self, *rows: Rows, rows_by_group: tuple[int, ...] | None = None) -> list[RowsOutput]:
+        """One step over the rows of several requests; logits of every row, drafter context written.
+
+        `rows_by_group` are the rows of all data parallel groups of the model's mesh.
+        """
+        plan = self._plan(rows, rows_by_group)
         ids = torch.tensor([token for r in rows for token in r.tokens])
         output = self.model.target.forward(ids, plan, self.pool, torch.arange(len(ids)))
         if self.model.drafter is not None:
@@ -82,7 +84,7 @@ class TargetBench:
             torch.cat([part.logits for part in parts]), torch.cat([part.taps for part in parts])
         )
 
-    def _plan(self, rows: Sequence[Rows]) -> StepPlan:
+    def _plan(self, rows: Sequence[Rows], rows_by_group: tuple[int, ...] | None) -> StepPlan:
         runs = [
             RowRun(
                 slot=r.slot,
@@ -92,19 +94,20 @@ class TargetBench:
             )
             for r in rows
         ]
-        return build_plan(runs, self._spec)
+        return build_plan(runs, self._spec, rows_by_group)
 
 
-def plan_spec(config: ModelConfig, pool: CachePool, dtype: torch.dtype) -> PlanSpec:
+def plan_spec(model: DSparkModel, pool: CachePool) -> PlanSpec:
+    config = model.config
     return PlanSpec(
         window=config.sliding_window,
         ratios=tuple(sorted(set(config.compress_ratios) - {0})),
-        num_heads=config.num_attention_heads,
+        num_heads=model.num_heads,
         ring_rows={
             name: buffer.rows_per_block
             for name, buffer in pool.buffers.items()
             if buffer.region.retention is Retention.RING
         },
-        dtype=dtype,
+        dtype=model.dtype,
         device=torch.device("cpu"),
     )

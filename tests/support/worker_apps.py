@@ -24,8 +24,8 @@ from services.prefill.config import PrefillConfig
 from tests.support.fake_engine import FakeEngine, loaded
 from tests.support.handoff_cluster import ENGINE, DecodeStream, a_context
 from tests.support.small_cache import small_layout
+from tests.support.waiting import WAIT_S
 
-WAIT_S = 10.0
 GRPC = TransferConfig(engine="grpc")
 
 

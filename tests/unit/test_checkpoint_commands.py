@@ -69,7 +69,7 @@ def test_a_mesh_that_cannot_be_ends_in_exit_code_2(
 ) -> None:
     assert main(["checkpoint", "plan", folder, "--tp", "3"]) == 2
     assert capsys.readouterr().err == (
-        "dspark checkpoint plan: o_groups (2) is not divisible by tp (3)\n"
+        "dspark checkpoint plan: num_attention_heads (4) is not divisible by tp (3)\n"
     )
 
 

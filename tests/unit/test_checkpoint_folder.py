@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.checkpoint.folder import checkpoint_folder
+from common.checkpoint.folder import checkpoint_folder, model_name, tokenizer_folder
 from common.errors import CheckpointError
 
 
@@ -29,3 +29,16 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
         checkpoint_folder(str(tmp_path))
     with pytest.raises(CheckpointError, match=r"no checkpoint 'dspark-huge'.*dspark-tiny"):
         checkpoint_folder("dspark-huge")
+
+
+def test_a_router_needs_no_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="lacks tokenizer.json"):
+        tokenizer_folder(str(folder))
+    (folder / "tokenizer.json").write_text("{}")
+    assert tokenizer_folder(str(folder)) == folder
+    assert model_name(str(folder)) == "served"
+    with pytest.raises(CheckpointError, match="lacks \\*.safetensors"):
+        checkpoint_folder(str(folder))

@@ -10,7 +10,6 @@ from common.checkpoint.formats import CheckpointFormat
 from common.checkpoint.plan import (
     CacheFormat,
     MemoryPlan,
-    MeshShape,
     PlanRequest,
     WeightsHeld,
     make_plan,
@@ -20,6 +19,7 @@ from common.errors import ConfigError
 from common.kv_cache.layout import Retention
 from common.model.cache_layout import cache_layout
 from common.model.config import ModelConfig
+from common.parallel.mesh import MeshShape
 from tools.official_configs import FLASH, FLASH_DSPARK, PRO
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -87,14 +87,23 @@ def test_weights_on_one_rank_are_the_checkpoint() -> None:
 # The mesh --------------------------------------------------------------------------------------------------------
 
 
-def test_the_reference_mesh_shares_experts_over_16_and_outputs_and_head_over_4() -> None:
+def test_the_reference_mesh_shares_experts_over_16_and_heads_outputs_and_vocabulary_over_4() -> (
+    None
+):
     held = WeightsHeld.BF16
     one, sixteen = plan(weights=held), plan(weights=held, mesh=MeshShape(dp=4, tp=4, ep=16))
+    heads = 46 * (32768 * 1024 * 2 + 64 * 4)
     output = 46 * (8192 * 4096 + 4096 * 8192) * 2
-    head = 129280 * 4096 * 4
-    saved = one.expert_bytes * 15 // 16 + (output + head) * 3 // 4
+    shared_experts = 46 * 3 * 2048 * 4096 * 2
+    vocabulary = 129280 * (4096 + 256) * 4
+    tensor_parallel = heads + output + shared_experts + vocabulary
+    saved = one.expert_bytes * 15 // 16 + tensor_parallel * 3 // 4
     assert one.weight_bytes - sixteen.weight_bytes == saved
     assert sixteen.expert_bytes * 16 == one.expert_bytes
+
+
+def test_without_expert_ranks_a_group_shares_the_width_of_every_expert() -> None:
+    assert plan(mesh=MeshShape(dp=4, tp=4)).expert_bytes * 4 == plan().expert_bytes
 
 
 def test_cache_is_held_by_every_rank_of_a_tensor_parallel_group() -> None:
@@ -105,11 +114,9 @@ def test_cache_is_held_by_every_rank_of_a_tensor_parallel_group() -> None:
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
-        (MeshShape(tp=3), r"o_groups \(8\) is not divisible by tp \(3\)"),
+        (MeshShape(tp=3), r"num_attention_heads \(64\) is not divisible by tp \(3\)"),
         (MeshShape(tp=16), r"o_groups \(8\) is not divisible by tp \(16\)"),
         (MeshShape(dp=3, ep=3), r"n_routed_experts \(256\) is not divisible by ep \(3\)"),
-        (MeshShape(dp=2, tp=2, ep=2), r"ep is 2; give 1 or all 4 ranks of dp 2 x tp 2"),
-        (MeshShape(dp=0), "must be at least 1"),
     ],
 )
 def test_numbers_that_do_not_go_together_are_named(mesh: MeshShape, message: str) -> None:

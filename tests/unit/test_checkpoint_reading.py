@@ -20,7 +20,9 @@ from common.checkpoint.meter import LoadMeter
 from common.checkpoint.plan import PlanRequest, WeightsHeld, make_plan
 from common.checkpoint.read_ahead import Range, ReadAhead
 from common.checkpoint.reader import CheckpointReader
+from common.checkpoint.spans import Span
 from common.model.config import ModelConfig
+from common.model.weights import TensorPart
 from tests.support.tiny_checkpoint import config_json, random_tensors, save_checkpoint
 from tools.make_sparse_checkpoint import Published, make_sparse_checkpoint
 
@@ -91,7 +93,8 @@ def test_only_what_is_wanted_is_counted_and_read_ahead(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "m", VALUES, TENSORS)
     calls: list[tuple[int, int]] = []
     wanted = ["layers.0.ffn.experts.1.w1.weight", "norm.weight"]
-    with CheckpointReader(folder, lambda *call: calls.append(call), wanted=wanted) as reader:
+    parts = [TensorPart(name) for name in wanted]
+    with CheckpointReader(folder, lambda *call: calls.append(call), wanted=parts) as reader:
         for name in wanted:
             reader[name]
     sizes = [TENSORS[name].nbytes for name in wanted]
@@ -102,19 +105,19 @@ class RecordingFile(MappedFile):
     """Knows what was asked for, and tells when it is enough."""
 
     def __init__(self, enough: int) -> None:
-        self.asked: list[tuple[int, int]] = []
+        self.asked: list[Span] = []
         self.has_enough = threading.Event()
         self._enough = enough
 
-    def expect(self, begin: int, end: int) -> None:
-        self.asked.append((begin, end))
+    def expect(self, span: Span) -> None:
+        self.asked.append(span)
         if len(self.asked) >= self._enough:
             self.has_enough.set()
 
 
 def test_reading_ahead_stays_within_its_window() -> None:
     file = RecordingFile(enough=3)
-    ranges = [Range(file, i * 10, i * 10 + 10) for i in range(100)]
+    ranges = [Range(file, Span(i * 10, i * 10 + 10)) for i in range(100)]
     ahead = ReadAhead(ranges, window_bytes=30, num_threads=2)
     assert file.has_enough.wait(timeout=10)
     assert len(file.asked) == 3
@@ -123,12 +126,12 @@ def test_reading_ahead_stays_within_its_window() -> None:
     ahead.used(20)
     assert file.has_enough.wait(timeout=10)
     ahead.close()
-    assert sorted(file.asked) == [(r.begin, r.end) for r in ranges[:5]]
+    assert sorted(file.asked, key=lambda span: span.begin) == [r.span for r in ranges[:5]]
 
 
 def test_reading_ahead_ends_when_all_is_asked_for() -> None:
     file = RecordingFile(enough=7)
-    ahead = ReadAhead([Range(file, i, i + 1) for i in range(7)])
+    ahead = ReadAhead([Range(file, Span(i, i + 1)) for i in range(7)])
     assert file.has_enough.wait(timeout=10)
     ahead.close()
     assert len(file.asked) == 7

@@ -43,6 +43,17 @@ ARGUMENTS = {
         "--peer",
         "a:1",
     ],
+    "profile": [
+        "host:1",
+        "--steps",
+        "3",
+        "--seconds",
+        "2",
+        "--key-file",
+        "/tmp/key",
+        "--trace",
+        "t",
+    ],
     "version": [],
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.config import load
-from common.engine.build import EngineSettings
+from common.engine.settings import EngineSettings
 from common.errors import ConfigError
 from common.transfer.faults import FaultPlan
 from services.cli.configs import decode_config, prefill_config, router_config
@@ -59,3 +59,10 @@ def test_faults_for_a_drill_reach_the_prefill_worker(command: str) -> None:
 def test_faults_that_cannot_be_obeyed_are_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="'explode' is not one of fail, delay"):
         load(AllSettings, ["--prefill.faults", "explode:3"], program="x")
+
+
+def test_names_of_another_system_are_shown_by_every_role_or_by_none() -> None:
+    settings = load(AllSettings, ["--metrics-compat", "vllm"], program="x")
+    for config in (router_config, prefill_config, decode_config):
+        assert config(settings).metrics_compat == "vllm"
+        assert config(AllSettings()).metrics_compat == "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from services.cli.events import (
     pipe_report,
     to_line,
 )
+from services.cli.last_words import MAX_BYTES, with_last_words
 from services.cli.timeline import Timeline
 
 EVENTS: list[Event] = [
@@ -102,3 +104,37 @@ def test_without_a_screen_phases_are_log_records_and_there_is_no_bar(
         "seconds": 0.0,
         "note": "0.0 MB, 0 MB/s",
     }
+
+
+def test_a_failure_leaves_one_paragraph_with_the_phase_and_the_cause(tmp_path: Path) -> None:
+    clock, log, told = Clock(), tmp_path / "log", list[Event]()
+    report = with_last_words(told.append, log, "decode", clock)
+    events: list[Event] = [
+        Phase(name="import"),
+        Phase(name="weights"),
+        Failed(cause="the disk is gone", exit_code=3),
+    ]
+    clock.now = 12.4
+    for event in events:
+        report(event)
+    assert told == events
+    assert log.read_text() == "dspark decode failed after 12 s (weights): the disk is gone\n"
+
+
+def test_a_process_that_ends_well_leaves_no_last_words(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    report = with_last_words(lambda event: None, log, "decode", Clock())
+    report(Ready(address="127.0.0.1:5"))
+    assert not log.exists()
+
+
+def test_last_words_are_cut_to_what_is_shown_and_never_hide_the_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, told = tmp_path / "log", list[Event]()
+    long = Failed(cause="x" * 2 * MAX_BYTES, exit_code=1)
+    with_last_words(told.append, log, "decode", Clock())(long)
+    assert log.stat().st_size == MAX_BYTES
+    with_last_words(told.append, tmp_path / "no" / "log", "decode", Clock())(long)
+    assert told == [long, long]
+    assert "cannot write the cause to" in caplog.text

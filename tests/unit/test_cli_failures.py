@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from common.errors import CheckpointError, ConfigError, NoReadyWorkers
+from common.errors import CheckpointError, ConfigError, EngineFailed, NoReadyWorkers
 from services.cli.failures import Failure, death_of, failure_of
 
 
@@ -47,6 +47,14 @@ def test_a_cause_is_one_line() -> None:
 def test_a_missing_package_is_named_with_the_remedy() -> None:
     cause = failure_of(ModuleNotFoundError("No module named 'torch'", name="torch")).cause
     assert cause.startswith("the package 'torch' is not installed; pip install")
+
+
+def test_a_failed_engine_is_told_by_what_made_it_fail() -> None:
+    failed = EngineFailed("the engine failed: OutOfMemoryError: 2 GiB")
+    failed.__cause__ = OutOfMemoryError("2 GiB")
+    failure = failure_of(failed)
+    assert failure.exit_code == 4
+    assert failure.cause.startswith("the engine failed: memory ran out (2 GiB); lower num_slots")
 
 
 def test_a_failure_stays_itself() -> None:

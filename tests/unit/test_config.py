@@ -16,6 +16,7 @@ from common.config import (
     child_environment,
     known_settings,
     load,
+    num_cores,
     redacted,
 )
 from common.errors import ConfigError
@@ -199,3 +200,20 @@ def test_children_inherit_the_environment_but_none_of_our_settings(
     assert "DSPARK_COOK" not in environment
     assert environment["PAN"] == "y"
     assert environment["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    "limit, cores", [("150000 100000", 1), ("50000 100000", 1), ("max 100000", 0), ("", 0)]
+)
+def test_a_containers_limit_counts_and_no_limit_does_not(
+    limit: str, cores: int, tmp_path: Path
+) -> None:
+    quota = tmp_path / "cpu.max"
+    quota.write_text(limit)
+    assert num_cores(quota) == (cores or num_cores(tmp_path / "none"))
+
+
+def test_a_limit_above_the_machine_is_the_machine(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    quota.write_text("100000000 100000")
+    assert num_cores(quota) == num_cores(tmp_path / "none")

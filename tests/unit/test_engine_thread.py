@@ -10,6 +10,7 @@ from common.engine.thread import Crossing, EngineThread, Steps
 from common.errors import WorkerLost
 from common.types import RequestId, SamplingParams
 from services.decode.loop import run_decode_loop
+from tests.support.waiting import WAIT_S
 
 
 def a_request(name: str) -> Request:
@@ -89,7 +90,7 @@ async def test_commands_and_steps_run_in_order_on_the_engines_own_thread() -> No
     worker = Worker(engine)
     request = a_request("a")
     worker.thread.add(request)
-    await asyncio.wait_for(worker.reports.get(), 5)
+    await asyncio.wait_for(worker.reports.get(), WAIT_S)
     worker.thread.commit(request.request_id, 1)
     assert await worker.thread.remove(request.request_id) is request
     assert await worker.thread.remove(request.request_id) is None
@@ -103,7 +104,7 @@ async def test_a_removed_request_is_out_of_use_when_remove_returns() -> None:
     engine.permits = threading.Semaphore(0)
     worker = Worker(engine)
     worker.thread.add(a_request("a"))
-    assert await asyncio.to_thread(engine.is_stepping.wait, 5)
+    assert await asyncio.to_thread(engine.is_stepping.wait, WAIT_S)
     removal = asyncio.create_task(worker.thread.remove(RequestId("a")))
     await asyncio.sleep(0)
     assert not removal.done()  # the step that may write its pages is still under way
@@ -131,13 +132,13 @@ async def test_a_crash_is_told_once_and_ends_everything_that_waits(
     engine.permits = threading.Semaphore(0)
     worker = Worker(engine)
     worker.thread.add(a_request("a"))
-    assert await asyncio.to_thread(engine.is_stepping.wait, 5)
+    assert await asyncio.to_thread(engine.is_stepping.wait, WAIT_S)
     removal = asyncio.create_task(worker.thread.remove(RequestId("a")))
     await asyncio.sleep(0)
     engine.crash = RuntimeError("out of memory")
     engine.permits.release(1)
     assert await removal is None
-    assert str(await asyncio.wait_for(worker.crashes.get(), 5)) == "out of memory"
+    assert str(await asyncio.wait_for(worker.crashes.get(), WAIT_S)) == "out of memory"
     assert worker.thread.has_crashed
     assert "the engine failed" in caplog.text
     with pytest.raises(WorkerLost):
@@ -172,7 +173,7 @@ def test_a_sleeping_engine_is_not_busy() -> None:
     thread.start()
     assert crossing.busy_s == 0.0
     crossing.put(lambda engine: None)
-    assert is_taken.wait(5)
+    assert is_taken.wait(WAIT_S)
     thread.join()
 
 
@@ -181,15 +182,15 @@ async def test_a_call_runs_between_two_steps_on_the_engines_thread() -> None:
     engine.permits = threading.Semaphore(0)
     worker = Worker(engine)
     worker.thread.add(a_request("a"))
-    assert await asyncio.to_thread(engine.is_stepping.wait, 5)
+    assert await asyncio.to_thread(engine.is_stepping.wait, WAIT_S)
     calling = asyncio.create_task(worker.thread.call(lambda: threading.current_thread().name))
     reported = asyncio.create_task(worker.thread.wait_reported())
     await asyncio.sleep(0)
     assert not calling.done()
     engine.permits.release(1)
-    assert await asyncio.wait_for(calling, 5) == "engine"
+    assert await asyncio.wait_for(calling, WAIT_S) == "engine"
     assert worker.reports.qsize() == 1
-    await asyncio.wait_for(reported, 5)
+    await asyncio.wait_for(reported, WAIT_S)
     await worker.thread.stop()
 
 
@@ -212,12 +213,12 @@ async def test_a_crash_ends_calls_that_wait() -> None:
     engine.permits = threading.Semaphore(0)
     worker = Worker(engine)
     worker.thread.add(a_request("a"))
-    assert await asyncio.to_thread(engine.is_stepping.wait, 5)
+    assert await asyncio.to_thread(engine.is_stepping.wait, WAIT_S)
     calling = asyncio.create_task(worker.thread.call(lambda: 3))
     await asyncio.sleep(0)
     engine.crash = RuntimeError("out of memory")
     engine.permits.release(1)
     with pytest.raises(WorkerLost):
-        await asyncio.wait_for(calling, 5)
-    await asyncio.wait_for(worker.thread.wait_crashed(), 5)
+        await asyncio.wait_for(calling, WAIT_S)
+    await asyncio.wait_for(worker.thread.wait_crashed(), WAIT_S)
     await worker.thread.stop()

@@ -13,7 +13,8 @@ from common.transfer.memory import PoolMemory
 from common.transfer.plan import (
     ByteRange,
     Placement,
-    closed_rows,
+    Rows,
+    final_rows,
     live_rows,
     plan_writes,
     require_addressable,
@@ -35,6 +36,10 @@ DRAFT_LENGTHS = (1, 5, 7, 15)
 def memory_with(draft_length: int, *, num_pages: int = 12, dtype: str = "float32") -> PoolMemory:
     layout = small_layout(dtype=dtype)
     return PoolMemory(small_pool(layout, num_pages=num_pages, draft_length=draft_length))
+
+
+def whole_pages(memory: PoolMemory, num_tokens: int) -> Rows:
+    return tuple(region.closed_rows(num_tokens) for region in memory.layout.regions)
 
 
 def copy(source: PoolMemory, destination: PoolMemory, ranges: list[ByteRange]) -> None:
@@ -60,7 +65,7 @@ def test_every_live_row_arrives_whatever_the_rings_and_pages_of_both_sides(
 
 
 @pytest.mark.parametrize("num_tokens", LENGTHS)
-def test_pages_that_close_early_and_the_rest_later_are_everything_and_nothing_twice(
+def test_rows_that_are_final_early_and_the_rest_later_are_everything_and_nothing_twice(
     num_tokens: int,
 ) -> None:
     source, destination = memory_with(5), memory_with(7)
@@ -71,10 +76,10 @@ def test_pages_that_close_early_and_the_rest_later_are_everything_and_nothing_tw
 
     ranges: list[ByteRange] = []
     sent = tuple(range(0) for _ in rows)
-    for num_computed in (100, 200, 256, num_tokens):
-        closed = closed_rows(source.layout, min(num_computed, num_tokens))
-        ranges += plan_writes(source.layout, ours, theirs, rows_after(closed, sent))
-        sent = closed
+    for num_computed in (100, 200, 256, 290, num_tokens):
+        final = final_rows(source.layout, num_tokens, num_computed, has_drafter_state=True)
+        ranges += plan_writes(source.layout, ours, theirs, rows_after(final, sent))
+        sent = final
     ranges += plan_writes(source.layout, ours, theirs, rows_after(rows, sent))
     copy(source, destination, ranges)
 
@@ -103,7 +108,7 @@ def test_contiguous_pages_on_both_sides_are_one_range_per_layer() -> None:
     source, destination = memory_with(5), memory_with(5)
     ours = source.placement(page_ids=(2, 3, 4, 5), slot=0)
     theirs = destination.placement(page_ids=(6, 7, 8, 9), slot=0)
-    rows = closed_rows(source.layout, 512)
+    rows = whole_pages(source, 512)
 
     ranges = plan_writes(source.layout, ours, theirs, rows)
 
@@ -115,7 +120,7 @@ def test_scattered_pages_are_a_range_each() -> None:
     ours = source.placement(page_ids=(2, 3, 4), slot=0)
     theirs = destination.placement(page_ids=(6, 8, 10), slot=0)
 
-    ranges = plan_writes(source.layout, ours, theirs, closed_rows(source.layout, 384))
+    ranges = plan_writes(source.layout, ours, theirs, whole_pages(source, 384))
 
     assert len([r for r in ranges if source.layout.regions[r.region].name == "csa"]) == 2 * 3
 
@@ -199,9 +204,9 @@ def test_digests_that_were_taken_page_by_page_are_those_of_the_whole(num_tokens:
     write_rows(memory, placement, rows, salt=4)
     digest, sent = RowDigest(memory, placement), tuple(range(0) for _ in rows)
     for num_computed in range(0, num_tokens, 100):
-        closed = closed_rows(memory.layout, num_computed)
-        digest.update(rows_after(closed, sent))
-        sent = closed
+        final = final_rows(memory.layout, num_tokens, num_computed, has_drafter_state=True)
+        digest.update(rows_after(final, sent))
+        sent = final
     digest.update(rows_after(rows, sent))
     assert digest.digests() == digest_rows(memory, placement, rows)
 

@@ -26,7 +26,7 @@ from dspark.v1 import types_pb2 as dspark_dot_v1_dot_types__pb2
 from dspark.v1 import worker_pb2 as dspark_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64spark/v1/decode_service.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/types.proto\x1a\x16\x64spark/v1/worker.proto\"#\n!DecodeServiceGetWorkerInfoRequest\"I\n\"DecodeServiceGetWorkerInfoResponse\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.dspark.v1.WorkerInfo\"v\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x12\n\nmax_length\x18\x04 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\"i\n\x0fReserveResponse\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x12\n\ncapability\x18\x02 \x01(\x0c\x12\x11\n\texpires_s\x18\x03 \x01(\x01\x12\x17\n\x0f\x63omputes_prompt\x18\x04 \x01(\x08\"\x82\x01\n\x05\x41\x64mit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0ereservation_id\x18\x03 \x01(\t\x12\x12\n\ncapability\x18\x04 \x01(\x0c\x12*\n\x07\x63ontext\x18\x05 \x01(\x0b\x32\x19.dspark.v1.RequestContext\"Z\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x0e\n\x06\x66inish\x18\x05 \x01(\x08\"B\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0ereservation_id\x18\x03 \x01(\t\"\x85\x01\n\rDecodeCommand\x12!\n\x05\x61\x64mit\x18\x01 \x01(\x0b\x32\x10.dspark.v1.AdmitH\x00\x12#\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x11.dspark.v1.CommitH\x00\x12!\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x10.dspark.v1.AbortH\x00\x42\t\n\x07\x63ommand\";\n\rDecodeRequest\x12*\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x18.dspark.v1.DecodeCommand\"\xc0\x01\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x1b\n\x0e\x66irst_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10\x64rafter_fallback\x18\x04 \x01(\t\x12.\n\rfirst_logprob\x18\x05 \x01(\x0b\x32\x17.dspark.v1.TokenLogprob\x12\x17\n\x0ftransfer_engine\x18\x06 \x01(\tB\x11\n\x0f_first_token_id\"\xc6\x01\n\x08Verified\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x11\n\tnum_draft\x18\x06 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x07 \x01(\r\x12)\n\x08logprobs\x18\x08 \x03(\x0b\x32\x17.dspark.v1.TokenLogprob\x12\x13\n\x0b\x63onfidences\x18\t \x03(\x02\"-\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"L\n\x06\x46\x61iled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"\xb6\x01\n\x0b\x44\x65\x63odeEvent\x12\'\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x13.dspark.v1.AdmittedH\x00\x12\'\n\x08verified\x18\x02 \x01(\x0b\x32\x13.dspark.v1.VerifiedH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.dspark.v1.FinishedH\x00\x12#\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x11.dspark.v1.FailedH\x00\x42\x07\n\x05\x65vent\"8\n\x0e\x44\x65\x63odeResponse\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.dspark.v1.DecodeEvent2\x82\x02\n\rDecodeService\x12@\n\x07Reserve\x12\x19.dspark.v1.ReserveRequest\x1a\x1a.dspark.v1.ReserveResponse\x12\x41\n\x06\x44\x65\x63ode\x12\x18.dspark.v1.DecodeRequest\x1a\x19.dspark.v1.DecodeResponse(\x01\x30\x01\x12l\n\rGetWorkerInfo\x12,.dspark.v1.DecodeServiceGetWorkerInfoRequest\x1a-.dspark.v1.DecodeServiceGetWorkerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64spark/v1/decode_service.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/types.proto\x1a\x16\x64spark/v1/worker.proto\"#\n!DecodeServiceGetWorkerInfoRequest\"I\n\"DecodeServiceGetWorkerInfoResponse\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.dspark.v1.WorkerInfo\"v\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x12\n\nmax_length\x18\x04 \x01(\r\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\"i\n\x0fReserveResponse\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\x12\x12\n\ncapability\x18\x02 \x01(\x0c\x12\x11\n\texpires_s\x18\x03 \x01(\x01\x12\x17\n\x0f\x63omputes_prompt\x18\x04 \x01(\x08\"\x97\x01\n\x05\x41\x64mit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0ereservation_id\x18\x03 \x01(\t\x12\x12\n\ncapability\x18\x04 \x01(\x0c\x12*\n\x07\x63ontext\x18\x05 \x01(\x0b\x32\x19.dspark.v1.RequestContext\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"Z\n\x06\x43ommit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x0e\n\x06\x66inish\x18\x05 \x01(\x08\"B\n\x05\x41\x62ort\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0ereservation_id\x18\x03 \x01(\t\"\x85\x01\n\rDecodeCommand\x12!\n\x05\x61\x64mit\x18\x01 \x01(\x0b\x32\x10.dspark.v1.AdmitH\x00\x12#\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x11.dspark.v1.CommitH\x00\x12!\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x10.dspark.v1.AbortH\x00\x42\t\n\x07\x63ommand\";\n\rDecodeRequest\x12*\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x18.dspark.v1.DecodeCommand\"\xc0\x01\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x1b\n\x0e\x66irst_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10\x64rafter_fallback\x18\x04 \x01(\t\x12.\n\rfirst_logprob\x18\x05 \x01(\x0b\x32\x17.dspark.v1.TokenLogprob\x12\x17\n\x0ftransfer_engine\x18\x06 \x01(\tB\x11\n\x0f_first_token_id\"\xc6\x01\n\x08Verified\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x11\n\tnum_draft\x18\x06 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x07 \x01(\r\x12)\n\x08logprobs\x18\x08 \x03(\x0b\x32\x17.dspark.v1.TokenLogprob\x12\x13\n\x0b\x63onfidences\x18\t \x03(\x02\"-\n\x08\x46inished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"L\n\x06\x46\x61iled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"\xb6\x01\n\x0b\x44\x65\x63odeEvent\x12\'\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x13.dspark.v1.AdmittedH\x00\x12\'\n\x08verified\x18\x02 \x01(\x0b\x32\x13.dspark.v1.VerifiedH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.dspark.v1.FinishedH\x00\x12#\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x11.dspark.v1.FailedH\x00\x42\x07\n\x05\x65vent\"8\n\x0e\x44\x65\x63odeResponse\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.dspark.v1.DecodeEvent2\x82\x02\n\rDecodeService\x12@\n\x07Reserve\x12\x19.dspark.v1.ReserveRequest\x1a\x1a.dspark.v1.ReserveResponse\x12\x41\n\x06\x44\x65\x63ode\x12\x18.dspark.v1.DecodeRequest\x1a\x19.dspark.v1.DecodeResponse(\x01\x30\x01\x12l\n\rGetWorkerInfo\x12,.dspark.v1.DecodeServiceGetWorkerInfoRequest\x1a-.dspark.v1.DecodeServiceGetWorkerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,27 +42,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESERVERESPONSE']._serialized_start=324
   _globals['_RESERVERESPONSE']._serialized_end=429
   _globals['_ADMIT']._serialized_start=432
-  _globals['_ADMIT']._serialized_end=562
-  _globals['_COMMIT']._serialized_start=564
-  _globals['_COMMIT']._serialized_end=654
-  _globals['_ABORT']._serialized_start=656
-  _globals['_ABORT']._serialized_end=722
-  _globals['_DECODECOMMAND']._serialized_start=725
-  _globals['_DECODECOMMAND']._serialized_end=858
-  _globals['_DECODEREQUEST']._serialized_start=860
-  _globals['_DECODEREQUEST']._serialized_end=919
-  _globals['_ADMITTED']._serialized_start=922
-  _globals['_ADMITTED']._serialized_end=1114
-  _globals['_VERIFIED']._serialized_start=1117
-  _globals['_VERIFIED']._serialized_end=1315
-  _globals['_FINISHED']._serialized_start=1317
-  _globals['_FINISHED']._serialized_end=1362
-  _globals['_FAILED']._serialized_start=1364
-  _globals['_FAILED']._serialized_end=1440
-  _globals['_DECODEEVENT']._serialized_start=1443
-  _globals['_DECODEEVENT']._serialized_end=1625
-  _globals['_DECODERESPONSE']._serialized_start=1627
-  _globals['_DECODERESPONSE']._serialized_end=1683
-  _globals['_DECODESERVICE']._serialized_start=1686
-  _globals['_DECODESERVICE']._serialized_end=1944
+  _globals['_ADMIT']._serialized_end=583
+  _globals['_COMMIT']._serialized_start=585
+  _globals['_COMMIT']._serialized_end=675
+  _globals['_ABORT']._serialized_start=677
+  _globals['_ABORT']._serialized_end=743
+  _globals['_DECODECOMMAND']._serialized_start=746
+  _globals['_DECODECOMMAND']._serialized_end=879
+  _globals['_DECODEREQUEST']._serialized_start=881
+  _globals['_DECODEREQUEST']._serialized_end=940
+  _globals['_ADMITTED']._serialized_start=943
+  _globals['_ADMITTED']._serialized_end=1135
+  _globals['_VERIFIED']._serialized_start=1138
+  _globals['_VERIFIED']._serialized_end=1336
+  _globals['_FINISHED']._serialized_start=1338
+  _globals['_FINISHED']._serialized_end=1383
+  _globals['_FAILED']._serialized_start=1385
+  _globals['_FAILED']._serialized_end=1461
+  _globals['_DECODEEVENT']._serialized_start=1464
+  _globals['_DECODEEVENT']._serialized_end=1646
+  _globals['_DECODERESPONSE']._serialized_start=1648
+  _globals['_DECODERESPONSE']._serialized_end=1704
+  _globals['_DECODESERVICE']._serialized_start=1707
+  _globals['_DECODESERVICE']._serialized_end=1965
 # @@protoc_insertion_point(module_scope)

@@ -44,18 +44,20 @@ class ReserveResponse(_message.Message):
     def __init__(self, reservation_id: _Optional[str] = ..., capability: _Optional[bytes] = ..., expires_s: _Optional[float] = ..., computes_prompt: bool = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("request_id", "epoch", "reservation_id", "capability", "context")
+    __slots__ = ("request_id", "epoch", "reservation_id", "capability", "context", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     reservation_id: str
     capability: bytes
     context: _types_pb2.RequestContext
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reservation_id: _Optional[str] = ..., capability: _Optional[bytes] = ..., context: _Optional[_Union[_types_pb2.RequestContext, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reservation_id: _Optional[str] = ..., capability: _Optional[bytes] = ..., context: _Optional[_Union[_types_pb2.RequestContext, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("request_id", "epoch", "round", "length", "finish")

@@ -91,6 +91,20 @@ class Proposal(_message.Message):
     confidences: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., confidences: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class ArrivedRequest(_message.Message):
+    __slots__ = ("key", "capability", "rows")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    capability: bytes
+    rows: _containers.RepeatedCompositeFieldContainer[_cache_pb2.ManifestEntry]
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., capability: _Optional[bytes] = ..., rows: _Optional[_Iterable[_Union[_cache_pb2.ManifestEntry, _Mapping]]] = ...) -> None: ...
+
+class ArrivedResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class CompleteRequest(_message.Message):
     __slots__ = ("key", "capability", "manifest", "first_token_id", "first_logprob", "proposal", "has_drafter_state", "region_digests")
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -112,12 +126,14 @@ class CompleteRequest(_message.Message):
     def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., capability: _Optional[bytes] = ..., manifest: _Optional[_Iterable[_Union[_cache_pb2.ManifestEntry, _Mapping]]] = ..., first_token_id: _Optional[int] = ..., first_logprob: _Optional[_Union[_types_pb2.TokenLogprob, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., has_drafter_state: bool = ..., region_digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
-    __slots__ = ("accepted", "resend")
+    __slots__ = ("accepted", "resend", "digest_s")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RESEND_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_S_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     resend: bool
-    def __init__(self, accepted: bool = ..., resend: bool = ...) -> None: ...
+    digest_s: float
+    def __init__(self, accepted: bool = ..., resend: bool = ..., digest_s: _Optional[float] = ...) -> None: ...
 
 class AbortHandoffRequest(_message.Message):
     __slots__ = ("key", "capability", "reason")

@@ -45,6 +45,11 @@ class HandoffServiceStub(object):
                 request_serializer=dspark_dot_v1_dot_handoff__service__pb2.NegotiateRequest.SerializeToString,
                 response_deserializer=dspark_dot_v1_dot_handoff__service__pb2.NegotiateResponse.FromString,
                 _registered_method=True)
+        self.Arrived = channel.unary_unary(
+                '/dspark.v1.HandoffService/Arrived',
+                request_serializer=dspark_dot_v1_dot_handoff__service__pb2.ArrivedRequest.SerializeToString,
+                response_deserializer=dspark_dot_v1_dot_handoff__service__pb2.ArrivedResponse.FromString,
+                _registered_method=True)
         self.Complete = channel.unary_unary(
                 '/dspark.v1.HandoffService/Complete',
                 request_serializer=dspark_dot_v1_dot_handoff__service__pb2.CompleteRequest.SerializeToString,
@@ -71,6 +76,14 @@ class HandoffServiceServicer(object):
 
     def Negotiate(self, request, context):
         """Opens a hand-off between two that have met. FAILED_PRECONDITION with reason PAIR_UNKNOWN asks to meet (again) first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Arrived(self, request, context):
+        """Says that rows have arrived while others are still to come, so that the receiver can digest them meanwhile. A sender
+        may leave it out; what was not announced is digested when all is complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,6 +116,11 @@ def add_HandoffServiceServicer_to_server(servicer, server):
                     servicer.Negotiate,
                     request_deserializer=dspark_dot_v1_dot_handoff__service__pb2.NegotiateRequest.FromString,
                     response_serializer=dspark_dot_v1_dot_handoff__service__pb2.NegotiateResponse.SerializeToString,
+            ),
+            'Arrived': grpc.unary_unary_rpc_method_handler(
+                    servicer.Arrived,
+                    request_deserializer=dspark_dot_v1_dot_handoff__service__pb2.ArrivedRequest.FromString,
+                    response_serializer=dspark_dot_v1_dot_handoff__service__pb2.ArrivedResponse.SerializeToString,
             ),
             'Complete': grpc.unary_unary_rpc_method_handler(
                     servicer.Complete,
@@ -170,6 +188,33 @@ class HandoffService(object):
             '/dspark.v1.HandoffService/Negotiate',
             dspark_dot_v1_dot_handoff__service__pb2.NegotiateRequest.SerializeToString,
             dspark_dot_v1_dot_handoff__service__pb2.NegotiateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Arrived(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dspark.v1.HandoffService/Arrived',
+            dspark_dot_v1_dot_handoff__service__pb2.ArrivedRequest.SerializeToString,
+            dspark_dot_v1_dot_handoff__service__pb2.ArrivedResponse.FromString,
             options,
             channel_credentials,
             insecure,

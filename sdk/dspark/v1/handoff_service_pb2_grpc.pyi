@@ -39,6 +39,10 @@ class HandoffServiceStub:
     """
     Negotiate: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.NegotiateRequest, _handoff_service_pb2.NegotiateResponse]
     """Opens a hand-off between two that have met. FAILED_PRECONDITION with reason PAIR_UNKNOWN asks to meet (again) first."""
+    Arrived: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.ArrivedRequest, _handoff_service_pb2.ArrivedResponse]
+    """Says that rows have arrived while others are still to come, so that the receiver can digest them meanwhile. A sender
+    may leave it out; what was not announced is digested when all is complete.
+    """
     Complete: _grpc.UnaryUnaryMultiCallable[_handoff_service_pb2.CompleteRequest, _handoff_service_pb2.CompleteResponse]
     """Ends a hand-off: says what was written and carries the state that is not cache rows. The receiver checks
     manifest and digest; a digest that differs is answered with resend and may be tried once more.
@@ -57,6 +61,10 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     """
     Negotiate: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.NegotiateRequest, _handoff_service_pb2.NegotiateResponse]  # type: ignore[assignment]
     """Opens a hand-off between two that have met. FAILED_PRECONDITION with reason PAIR_UNKNOWN asks to meet (again) first."""
+    Arrived: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.ArrivedRequest, _handoff_service_pb2.ArrivedResponse]  # type: ignore[assignment]
+    """Says that rows have arrived while others are still to come, so that the receiver can digest them meanwhile. A sender
+    may leave it out; what was not announced is digested when all is complete.
+    """
     Complete: _aio.UnaryUnaryMultiCallable[_handoff_service_pb2.CompleteRequest, _handoff_service_pb2.CompleteResponse]  # type: ignore[assignment]
     """Ends a hand-off: says what was written and carries the state that is not cache rows. The receiver checks
     manifest and digest; a digest that differs is answered with resend and may be tried once more.
@@ -84,6 +92,16 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_handoff_service_pb2.NegotiateResponse, _abc.Awaitable[_handoff_service_pb2.NegotiateResponse]]:
         """Opens a hand-off between two that have met. FAILED_PRECONDITION with reason PAIR_UNKNOWN asks to meet (again) first."""
+
+    @_abc_1.abstractmethod
+    def Arrived(
+        self,
+        request: _handoff_service_pb2.ArrivedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_handoff_service_pb2.ArrivedResponse, _abc.Awaitable[_handoff_service_pb2.ArrivedResponse]]:
+        """Says that rows have arrived while others are still to come, so that the receiver can digest them meanwhile. A sender
+        may leave it out; what was not announced is digested when all is complete.
+        """
 
     @_abc_1.abstractmethod
     def Complete(

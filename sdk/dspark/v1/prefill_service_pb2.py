@@ -27,7 +27,7 @@ from dspark.v1 import types_pb2 as dspark_dot_v1_dot_types__pb2
 from dspark.v1 import worker_pb2 as dspark_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64spark/v1/prefill_service.proto\x12\tdspark.v1\x1a\x1f\x64spark/v1/handoff_service.proto\x1a\x15\x64spark/v1/types.proto\x1a\x16\x64spark/v1/worker.proto\"C\n\x0e\x43onnectRequest\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x01 \x01(\t\x12\x19\n\x11\x64\x65\x63ode_generation\x18\x02 \x01(\t\":\n\x0f\x43onnectResponse\x12\x17\n\x0ftransfer_engine\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"R\n\x0c\x44\x65\x63odeTicket\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x01 \x01(\t\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12\x12\n\ncapability\x18\x03 \x01(\x0c\"e\n\x0ePrefillRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.dspark.v1.RequestContext\x12\'\n\x06ticket\x18\x02 \x01(\x0b\x32\x17.dspark.v1.DecodeTicket\"l\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12(\n\x07logprob\x18\x02 \x01(\x0b\x32\x17.dspark.v1.TokenLogprob\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x11\n\tcompute_s\x18\x04 \x01(\x01\"o\n\x0bHandoffDone\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x11\n\thandoff_s\x18\x04 \x01(\x01\x12\x17\n\x0ftransfer_engine\x18\x05 \x01(\t\"x\n\x0fPrefillResponse\x12,\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.dspark.v1.FirstTokenH\x00\x12.\n\x0chandoff_done\x18\x02 \x01(\x0b\x32\x16.dspark.v1.HandoffDoneH\x00\x42\x07\n\x05\x65vent\"w\n\x0eHandOffRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12*\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x19.dspark.v1.RequestContext\x12\'\n\x06ticket\x18\x03 \x01(\x0b\x32\x17.dspark.v1.DecodeTicket\"7\n\x0fHandOffResponse\x12$\n\x04\x64one\x18\x01 \x01(\x0b\x32\x16.dspark.v1.HandoffDone\"\'\n\x12RenewLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\".\n\x13RenewLeasesResponse\x12\x17\n\x0f\x65nded_lease_ids\x18\x01 \x03(\t\"\'\n\x13ReleaseLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"%\n\x14ReleaseLeaseResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"L\n\x12StopHandoffRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.dspark.v1.HandoffKey\x12\x12\n\ncapability\x18\x02 \x01(\x0c\":\n\x13StopHandoffResponse\x12\x0f\n\x07stopped\x18\x01 \x01(\x08\x12\x12\n\ngeneration\x18\x02 \x01(\t\"$\n\"PrefillServiceGetWorkerInfoRequest\"J\n#PrefillServiceGetWorkerInfoResponse\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.dspark.v1.WorkerInfo2\xb5\x04\n\x0ePrefillService\x12@\n\x07\x43onnect\x12\x19.dspark.v1.ConnectRequest\x1a\x1a.dspark.v1.ConnectResponse\x12\x42\n\x07Prefill\x12\x19.dspark.v1.PrefillRequest\x1a\x1a.dspark.v1.PrefillResponse0\x01\x12@\n\x07HandOff\x12\x19.dspark.v1.HandOffRequest\x1a\x1a.dspark.v1.HandOffResponse\x12L\n\x0bRenewLeases\x12\x1d.dspark.v1.RenewLeasesRequest\x1a\x1e.dspark.v1.RenewLeasesResponse\x12O\n\x0cReleaseLease\x12\x1e.dspark.v1.ReleaseLeaseRequest\x1a\x1f.dspark.v1.ReleaseLeaseResponse\x12L\n\x0bStopHandoff\x12\x1d.dspark.v1.StopHandoffRequest\x1a\x1e.dspark.v1.StopHandoffResponse\x12n\n\rGetWorkerInfo\x12-.dspark.v1.PrefillServiceGetWorkerInfoRequest\x1a..dspark.v1.PrefillServiceGetWorkerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64spark/v1/prefill_service.proto\x12\tdspark.v1\x1a\x1f\x64spark/v1/handoff_service.proto\x1a\x15\x64spark/v1/types.proto\x1a\x16\x64spark/v1/worker.proto\"C\n\x0e\x43onnectRequest\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x01 \x01(\t\x12\x19\n\x11\x64\x65\x63ode_generation\x18\x02 \x01(\t\":\n\x0f\x43onnectResponse\x12\x17\n\x0ftransfer_engine\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"R\n\x0c\x44\x65\x63odeTicket\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x01 \x01(\t\x12\x16\n\x0ereservation_id\x18\x02 \x01(\t\x12\x12\n\ncapability\x18\x03 \x01(\x0c\"e\n\x0ePrefillRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.dspark.v1.RequestContext\x12\'\n\x06ticket\x18\x02 \x01(\x0b\x32\x17.dspark.v1.DecodeTicket\"l\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12(\n\x07logprob\x18\x02 \x01(\x0b\x32\x17.dspark.v1.TokenLogprob\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x11\n\tcompute_s\x18\x04 \x01(\x01\"\xbf\x01\n\x0bHandoffDone\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x11\n\thandoff_s\x18\x04 \x01(\x01\x12\x17\n\x0ftransfer_engine\x18\x05 \x01(\t\x12\x0e\n\x06wire_s\x18\x06 \x01(\x01\x12\x16\n\x0enum_late_bytes\x18\x07 \x01(\x04\x12\x14\n\x0ctotal_wire_s\x18\x08 \x01(\x01\x12\x10\n\x08\x64igest_s\x18\t \x01(\x01\"x\n\x0fPrefillResponse\x12,\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x15.dspark.v1.FirstTokenH\x00\x12.\n\x0chandoff_done\x18\x02 \x01(\x0b\x32\x16.dspark.v1.HandoffDoneH\x00\x42\x07\n\x05\x65vent\"w\n\x0eHandOffRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12*\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x19.dspark.v1.RequestContext\x12\'\n\x06ticket\x18\x03 \x01(\x0b\x32\x17.dspark.v1.DecodeTicket\"7\n\x0fHandOffResponse\x12$\n\x04\x64one\x18\x01 \x01(\x0b\x32\x16.dspark.v1.HandoffDone\"\'\n\x12RenewLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\".\n\x13RenewLeasesResponse\x12\x17\n\x0f\x65nded_lease_ids\x18\x01 \x03(\t\"\'\n\x13ReleaseLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"%\n\x14ReleaseLeaseResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"L\n\x12StopHandoffRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.dspark.v1.HandoffKey\x12\x12\n\ncapability\x18\x02 \x01(\x0c\":\n\x13StopHandoffResponse\x12\x0f\n\x07stopped\x18\x01 \x01(\x08\x12\x12\n\ngeneration\x18\x02 \x01(\t\"$\n\"PrefillServiceGetWorkerInfoRequest\"J\n#PrefillServiceGetWorkerInfoResponse\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.dspark.v1.WorkerInfo2\xb5\x04\n\x0ePrefillService\x12@\n\x07\x43onnect\x12\x19.dspark.v1.ConnectRequest\x1a\x1a.dspark.v1.ConnectResponse\x12\x42\n\x07Prefill\x12\x19.dspark.v1.PrefillRequest\x1a\x1a.dspark.v1.PrefillResponse0\x01\x12@\n\x07HandOff\x12\x19.dspark.v1.HandOffRequest\x1a\x1a.dspark.v1.HandOffResponse\x12L\n\x0bRenewLeases\x12\x1d.dspark.v1.RenewLeasesRequest\x1a\x1e.dspark.v1.RenewLeasesResponse\x12O\n\x0cReleaseLease\x12\x1e.dspark.v1.ReleaseLeaseRequest\x1a\x1f.dspark.v1.ReleaseLeaseResponse\x12L\n\x0bStopHandoff\x12\x1d.dspark.v1.StopHandoffRequest\x1a\x1e.dspark.v1.StopHandoffResponse\x12n\n\rGetWorkerInfo\x12-.dspark.v1.PrefillServiceGetWorkerInfoRequest\x1a..dspark.v1.PrefillServiceGetWorkerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,30 +44,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLREQUEST']._serialized_end=440
   _globals['_FIRSTTOKEN']._serialized_start=442
   _globals['_FIRSTTOKEN']._serialized_end=550
-  _globals['_HANDOFFDONE']._serialized_start=552
-  _globals['_HANDOFFDONE']._serialized_end=663
-  _globals['_PREFILLRESPONSE']._serialized_start=665
-  _globals['_PREFILLRESPONSE']._serialized_end=785
-  _globals['_HANDOFFREQUEST']._serialized_start=787
-  _globals['_HANDOFFREQUEST']._serialized_end=906
-  _globals['_HANDOFFRESPONSE']._serialized_start=908
-  _globals['_HANDOFFRESPONSE']._serialized_end=963
-  _globals['_RENEWLEASESREQUEST']._serialized_start=965
-  _globals['_RENEWLEASESREQUEST']._serialized_end=1004
-  _globals['_RENEWLEASESRESPONSE']._serialized_start=1006
-  _globals['_RENEWLEASESRESPONSE']._serialized_end=1052
-  _globals['_RELEASELEASEREQUEST']._serialized_start=1054
-  _globals['_RELEASELEASEREQUEST']._serialized_end=1093
-  _globals['_RELEASELEASERESPONSE']._serialized_start=1095
-  _globals['_RELEASELEASERESPONSE']._serialized_end=1132
-  _globals['_STOPHANDOFFREQUEST']._serialized_start=1134
-  _globals['_STOPHANDOFFREQUEST']._serialized_end=1210
-  _globals['_STOPHANDOFFRESPONSE']._serialized_start=1212
-  _globals['_STOPHANDOFFRESPONSE']._serialized_end=1270
-  _globals['_PREFILLSERVICEGETWORKERINFOREQUEST']._serialized_start=1272
-  _globals['_PREFILLSERVICEGETWORKERINFOREQUEST']._serialized_end=1308
-  _globals['_PREFILLSERVICEGETWORKERINFORESPONSE']._serialized_start=1310
-  _globals['_PREFILLSERVICEGETWORKERINFORESPONSE']._serialized_end=1384
-  _globals['_PREFILLSERVICE']._serialized_start=1387
-  _globals['_PREFILLSERVICE']._serialized_end=1952
+  _globals['_HANDOFFDONE']._serialized_start=553
+  _globals['_HANDOFFDONE']._serialized_end=744
+  _globals['_PREFILLRESPONSE']._serialized_start=746
+  _globals['_PREFILLRESPONSE']._serialized_end=866
+  _globals['_HANDOFFREQUEST']._serialized_start=868
+  _globals['_HANDOFFREQUEST']._serialized_end=987
+  _globals['_HANDOFFRESPONSE']._serialized_start=989
+  _globals['_HANDOFFRESPONSE']._serialized_end=1044
+  _globals['_RENEWLEASESREQUEST']._serialized_start=1046
+  _globals['_RENEWLEASESREQUEST']._serialized_end=1085
+  _globals['_RENEWLEASESRESPONSE']._serialized_start=1087
+  _globals['_RENEWLEASESRESPONSE']._serialized_end=1133
+  _globals['_RELEASELEASEREQUEST']._serialized_start=1135
+  _globals['_RELEASELEASEREQUEST']._serialized_end=1174
+  _globals['_RELEASELEASERESPONSE']._serialized_start=1176
+  _globals['_RELEASELEASERESPONSE']._serialized_end=1213
+  _globals['_STOPHANDOFFREQUEST']._serialized_start=1215
+  _globals['_STOPHANDOFFREQUEST']._serialized_end=1291
+  _globals['_STOPHANDOFFRESPONSE']._serialized_start=1293
+  _globals['_STOPHANDOFFRESPONSE']._serialized_end=1351
+  _globals['_PREFILLSERVICEGETWORKERINFOREQUEST']._serialized_start=1353
+  _globals['_PREFILLSERVICEGETWORKERINFOREQUEST']._serialized_end=1389
+  _globals['_PREFILLSERVICEGETWORKERINFORESPONSE']._serialized_start=1391
+  _globals['_PREFILLSERVICEGETWORKERINFORESPONSE']._serialized_end=1465
+  _globals['_PREFILLSERVICE']._serialized_start=1468
+  _globals['_PREFILLSERVICE']._serialized_end=2033
 # @@protoc_insertion_point(module_scope)

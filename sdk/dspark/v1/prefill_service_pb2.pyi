@@ -55,18 +55,26 @@ class FirstToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[_Union[_types_pb2.TokenLogprob, _Mapping]] = ..., queue_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class HandoffDone(_message.Message):
-    __slots__ = ("lease_id", "lease_s", "num_bytes", "handoff_s", "transfer_engine")
+    __slots__ = ("lease_id", "lease_s", "num_bytes", "handoff_s", "transfer_engine", "wire_s", "num_late_bytes", "total_wire_s", "digest_s")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ENGINE_FIELD_NUMBER: _ClassVar[int]
+    WIRE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_LATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_WIRE_S_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_S_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     lease_s: float
     num_bytes: int
     handoff_s: float
     transfer_engine: str
-    def __init__(self, lease_id: _Optional[str] = ..., lease_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., handoff_s: _Optional[float] = ..., transfer_engine: _Optional[str] = ...) -> None: ...
+    wire_s: float
+    num_late_bytes: int
+    total_wire_s: float
+    digest_s: float
+    def __init__(self, lease_id: _Optional[str] = ..., lease_s: _Optional[float] = ..., num_bytes: _Optional[int] = ..., handoff_s: _Optional[float] = ..., transfer_engine: _Optional[str] = ..., wire_s: _Optional[float] = ..., num_late_bytes: _Optional[int] = ..., total_wire_s: _Optional[float] = ..., digest_s: _Optional[float] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("first_token", "handoff_done")

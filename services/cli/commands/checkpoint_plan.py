@@ -5,11 +5,11 @@ from __future__ import annotations
 from common.checkpoint.plan import (
     CacheFormat,
     MemoryPlan,
-    MeshShape,
     PlanRequest,
     WeightsHeld,
     make_plan,
 )
+from common.parallel.mesh import MeshShape
 from services.cli.checkpoint_settings import PlanSettings
 from services.cli.checkpoints import checkpoint_failures, gib, open_checkpoint, show
 from services.cli.failures import EXIT_OK
@@ -17,8 +17,10 @@ from services.cli.failures import EXIT_OK
 
 def run(settings: PlanSettings) -> int:
     opened = open_checkpoint(settings.checkpoint)
+    with checkpoint_failures():
+        mesh = MeshShape(dp=settings.dp, tp=settings.tp, ep=settings.ep)
     request = PlanRequest(
-        mesh=MeshShape(dp=settings.dp, tp=settings.tp, ep=settings.ep),
+        mesh=mesh,
         device_bytes=int(settings.device_gib * 2**30),
         utilization=settings.utilization,
         cache=CacheFormat(settings.cache),
@@ -41,6 +43,7 @@ def _text(plan: MemoryPlan) -> dict[str, object]:
         "weights": f"{gib(plan.weight_bytes)} per rank, {request.weights.value}",
         "  experts": f"{gib(plan.expert_bytes)} of it",
         "  drafter": f"{gib(plan.drafter_weight_bytes)} of it",
+        "tables": gib(plan.table_bytes),
         "left for caches": gib(plan.free_bytes),
         "page": f"{plan.page_bytes:,} bytes for 128 tokens, {plan.token_bytes:,.2f} bytes per token ({request.cache.value})",
         "rings": f"{plan.ring_bytes / 2**20:.2f} MiB per request",
@@ -62,6 +65,7 @@ def _json(plan: MemoryPlan) -> dict[str, object]:
         "weight_bytes": plan.weight_bytes,
         "expert_bytes": plan.expert_bytes,
         "drafter_weight_bytes": plan.drafter_weight_bytes,
+        "table_bytes": plan.table_bytes,
         "token_bytes": plan.token_bytes,
         "page_bytes": plan.page_bytes,
         "ring_bytes": plan.ring_bytes,

@@ -1,0 +1,37 @@
+"""Advice to the system about pages of this process's memory. Knows addresses; nothing of what is there."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable
+from typing import cast
+
+UNNEEDED = getattr(mmap, "MADV_DONTNEED", None)
+POPULATE = 22
+"""MADV_POPULATE_READ of Linux 5.14, which the mmap module does not name."""
+
+
+def advise(address: int, num_bytes: int, advice: int | None) -> int:
+    """Give advice about whole pages; 0, or the error's number. Systems that know no advice take none.
+
+    Other threads run while the system works, which the mmap module's own call does not let them.
+    """
+    if _madvise is None or advice is None or num_bytes <= 0:
+        return 0
+    return 0 if _madvise(address, num_bytes, advice) == 0 else ctypes.get_errno()
+
+
+def _system_madvise() -> Callable[[int, int, int], int] | None:
+    if os.name != "posix":
+        return None
+    function = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    function.restype = ctypes.c_int
+    return cast(Callable[[int, int, int], int], function)
+
+
+_madvise = _system_madvise()

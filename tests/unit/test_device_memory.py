@@ -1,0 +1,162 @@
+"""Values reach a device through a few host buffers, and every long-lived buffer there has one owner."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from common.device.cpu import CpuBackend
+from common.device.ledger import Ledger, MemoryKind
+from common.device.staging import Staging
+from common.engine.build import build_engine
+from common.engine.settings import EngineSettings
+from common.kv_cache.layout import Retention
+from common.model.config import ModelConfig
+from tests.support.tiny_checkpoint import config_json, random_tensors, save_checkpoint
+
+CPU = torch.device("cpu")
+
+
+class LateDevice(CpuBackend):
+    """A device whose copies happen only when they are waited for, at the latest possible moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_buffers = 0
+        self.under_way: list[Callable[[], None]] = []
+        self.most_under_way = 0
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        self.num_buffers += 1
+        return super().host_buffer(num_bytes)
+
+    def start_copy(self, source: torch.Tensor, into: torch.Tensor) -> Callable[[], None]:
+        def end() -> None:
+            if end in self.under_way:
+                self.under_way.remove(end)
+                into.copy_(source)
+
+        self.under_way.append(end)
+        self.most_under_way = max(self.most_under_way, len(self.under_way))
+        return end
+
+
+# Staging ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buffer_bytes", [64, 100, 4096, 1 << 20])
+def test_whatever_passes_arrives_through_two_buffers(buffer_bytes: int) -> None:
+    device = LateDevice()
+    staging = Staging(device, buffer_bytes=buffer_bytes)
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for seed, shape in enumerate([(40, 24), (3,), (7, 1), (2, 3, 50), (0, 8), (1, 500)]):
+        source = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        into = torch.full(shape, torch.nan, dtype=torch.bfloat16)
+        staging.stage(source, into)
+        pairs.append((source.clone(), into))
+        source.fill_(-1)  # it may change once the call is over
+    staging.wait()
+    for source, into in pairs:
+        assert torch.equal(into, source.bfloat16())
+    assert device.num_buffers == 2
+    assert device.most_under_way == 2, "nothing ran beside the filling of the next buffer"
+    assert staging.held_bytes == 2 * buffer_bytes
+
+
+def test_transposed_and_cut_values_arrive_as_well() -> None:
+    device = LateDevice()
+    staging = Staging(device, buffer_bytes=128)
+    source = torch.randn(24, 40)
+    room = torch.zeros(40, 24)
+    staging.stage(source, room.T)
+    part = torch.zeros(24, 7)
+    staging.stage(source[:, 3:10], part)
+    staging.wait()
+    assert torch.equal(room, source.T) and torch.equal(part, source[:, 3:10])
+
+
+def test_on_the_host_no_buffer_is_needed() -> None:
+    staging = Staging(LateDevice())
+    room = torch.zeros(4, 6)
+    source = torch.randn(6, 4)
+    staging.copy(source, room.T)
+    assert torch.equal(room, source.T) and staging.held_bytes == 0
+
+
+# The ledger ------------------------------------------------------------------------------------------------------
+
+
+def test_views_count_once_and_kinds_add_up() -> None:
+    ledger = Ledger(CPU)
+    weights, rows = torch.zeros(10), torch.zeros(4, 4)
+    ledger.claim("target", MemoryKind.WEIGHTS, [weights, weights[2:4]])
+    ledger.claim("window", MemoryKind.RINGS, [rows[1]])
+    assert ledger.by_kind()[MemoryKind.WEIGHTS] == 40
+    assert ledger.by_kind()[MemoryKind.RINGS] == 64
+    assert ledger.num_bytes == 104
+    assert ledger.owns(weights[5:]) and not ledger.owns(torch.zeros(3))
+    assert ledger.details()["memory.weights_bytes"] == "40"
+    ledger.release("target")
+    assert ledger.num_bytes == 64
+
+
+def test_a_buffer_with_two_owners_is_our_mistake() -> None:
+    ledger = Ledger(CPU)
+    shared = torch.zeros(8)
+    ledger.claim("csa", MemoryKind.PAGES, [shared])
+    with pytest.raises(
+        AssertionError, match="32 bytes of drafter are claimed by drafter and by csa"
+    ):
+        ledger.claim("drafter", MemoryKind.DRAFTER, [shared[2:]])
+
+
+# An engine's ledger ----------------------------------------------------------------------------------------------
+
+VALUES = config_json(hidden_size=32, vocab_size=64, dspark_noise_token_id=63)
+TENSORS = random_tensors(ModelConfig.from_json(VALUES), seed=1)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
+    folder = save_checkpoint(tmp_path_factory.mktemp("memory") / "model", VALUES, TENSORS)
+    return EngineSettings(checkpoint_dir=folder, num_slots=2, max_context_length=512)
+
+
+def live_storages() -> dict[int, torch.Tensor]:
+    gc.collect()
+    # Not isinstance, which wakes objects that pretend to be of another class.
+    tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    return {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+
+
+def test_every_tensor_that_stays_has_an_owner(settings: EngineSettings) -> None:
+    """By what the interpreter has alive, and not by what the engine says of itself."""
+    before = set(live_storages())
+    loaded = build_engine(settings)
+    stays = {
+        address: tensor for address, tensor in live_storages().items() if address not in before
+    }
+    without = [tuple(t.shape) for t in stays.values() if t.nbytes and not loaded.ledger.owns(t)]
+    assert len(stays) > 100 and without == []
+
+
+def test_the_ledger_says_what_is_held(settings: EngineSettings) -> None:
+    loaded = build_engine(settings)
+    held = loaded.ledger.by_kind()
+    pool = loaded.engine.pool
+    sizes = {name: buffer.tensor.nbytes for name, buffer in pool.buffers.items()}
+    paged = [r.name for r in loaded.layout.regions if r.retention is Retention.PAGED]
+    assert held[MemoryKind.PAGES] == sum(sizes[name] for name in paged)
+    assert held[MemoryKind.DRAFTER] == sizes["drafter"]
+    assert held[MemoryKind.RINGS] == sum(sizes.values()) - held[MemoryKind.PAGES] - sizes["drafter"]
+    # The parts of main_proj's twin for the context are the drafter's own, beside the checkpoint's tensors.
+    stored = sum(tensor.nbytes for tensor in TENSORS.values())
+    context = 3 * VALUES["head_dim"] * VALUES["hidden_size"] * 4
+    ape = sum(t.nbytes for name, t in TENSORS.items() if name.endswith(".ape"))
+    scales = (len(VALUES["compress_ratios"]) + 3) * VALUES["head_dim"] * 4
+    assert held[MemoryKind.WEIGHTS] == stored + context + ape + scales
+    owners = {claim.owner for claim in loaded.ledger.claims()}
+    assert owners == {"target", "drafter", "rotations", "confidence temperatures", *sizes}
