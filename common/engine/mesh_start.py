@@ -10,15 +10,17 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from common.checkpoint.loader import load_config
 from common.checkpoint.reader import Progress
 from common.device.select import open_backend
-from common.engine.build_rank import BuiltRank, build_rank
+from common.engine.build_rank import BuiltRank, Sizes, build_rank
 from common.engine.exchange import StateExchange, open_groups
 from common.engine.mesh_rank import Follower, MeshRank
 from common.engine.mesh_ranks import MeshRanks
 from common.engine.rank_processes import RankProcesses
 from common.engine.settings import EngineSettings
 from common.errors import ConfigError, WorkerLost
+from common.model.divisible import divisible
 from common.parallel.collectives import open_communicator
 from common.parallel.link import Link
 from common.parallel.mesh import require_devices
@@ -37,6 +39,7 @@ def start_mesh(
     """
     if settings.rendezvous.node_rank:
         raise ConfigError("only the first node has a service; others run ranks only")
+    _require_runnable(settings)
     num_local = _num_local(settings)
     world = settings.mesh.num_ranks
     host, store = _open_store(settings)
@@ -123,6 +126,13 @@ def _open_store(settings: EngineSettings) -> tuple[str, TCPStore]:
         timeout=timedelta(seconds=settings.rendezvous.start_timeout_s),
     )
     return host, store
+
+
+def _require_runnable(settings: EngineSettings) -> None:
+    """What can be refused before anything is started."""
+    config = load_config(settings.checkpoint_dir)
+    divisible(config).require_divided_by(settings.mesh)
+    Sizes.of(settings, config)
 
 
 def _num_local(settings: EngineSettings) -> int:

@@ -6,12 +6,14 @@ its standard input is closed, whoever started it is gone or done with it, and it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -26,22 +28,28 @@ logger = logging.getLogger(__name__)
 
 OK, FAILED = 0, 1
 
+SETTLE_S = 1.0
+"""How long the end of the rank that pulled others along may be seen after theirs."""
+PIPE_BYTES = 4096
+"""What a pipe takes in one piece."""
+
 
 def main() -> NoReturn:
     """Fork, then watch until all ranks have ended."""
     order = json.loads(sys.stdin.readline())
     settings = EngineSettings.from_json(order["settings"])
     ranks: dict[int, int] = {}
+    reasons, to_reasons = os.pipe()
     for rank in order["ranks"]:
         pid = os.fork()
         if pid == 0:
-            _be_rank(settings, order, rank)
+            _be_rank(settings, order, rank, to_reasons)
         ranks[pid] = rank
     threading.Thread(target=_follow_parent, args=(tuple(ranks),), daemon=True).start()
-    _watch(settings, ranks)
+    _watch(settings, ranks, reasons)
 
 
-def _be_rank(settings: EngineSettings, order: dict[str, Any], rank: int) -> NoReturn:
+def _be_rank(settings: EngineSettings, order: dict[str, Any], rank: int, reasons: int) -> NoReturn:
     """A forked child from here to its end; nothing of the host's own may run in it."""
     code = FAILED
     try:
@@ -51,30 +59,64 @@ def _be_rank(settings: EngineSettings, order: dict[str, Any], rank: int) -> NoRe
         run_follower(settings, rank=rank, local_rank=rank % num_local, address=order["address"])
         code = OK
     except Exception as error:
-        # The others fail a moment later because this one is gone; only the first line counts.
-        first_line = str(error).partition("\n")[0]
-        _tell(f"{Shard(mesh=settings.mesh, rank=rank)} failed: {first_line}")
+        # One write, so that lines of several processes do not mix.
+        os.write(reasons, f"{rank} {str(error).partition(chr(10))[0]}\n".encode()[:PIPE_BYTES])
         logger.debug("rank %d failed", rank, exc_info=True)
     finally:
         os._exit(code)
 
 
-def _watch(settings: EngineSettings, ranks: dict[int, int]) -> NoReturn:
+def _watch(settings: EngineSettings, ranks: dict[int, int], reasons: int) -> NoReturn:
+    """Wait for all ranks; when one ends before its time, find out which was first, tell, and end the others."""
     left = dict(ranks)
-    code = OK
     while left:
         pid, status = os.wait()
         rank = left.pop(pid)
-        if status and code == OK:
-            code = FAILED
-            _tell(f"{Shard(mesh=settings.mesh, rank=rank)} {_how_it_ended(status)}")
+        if status:
+            ended = {rank: status} | _settle(left)
+            _tell(f"{Shard(mesh=settings.mesh, rank=_first(ended))} {_cause(ended, reasons)}")
             _kill(left)
-    os._exit(code)
+            for _ in left:
+                os.wait()
+            os._exit(FAILED)
+    os._exit(OK)
 
 
-def _how_it_ended(status: int) -> str:
-    if not os.WIFSIGNALED(status):
-        return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
+def _settle(left: dict[int, int]) -> dict[int, int]:
+    """Ranks that end within a moment of the first, with their status: peers of one that was killed may be seen before it."""
+    ended: dict[int, int] = {}
+    deadline = time.monotonic() + SETTLE_S
+    while left and time.monotonic() < deadline:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            ended[left.pop(pid)] = status
+        else:
+            time.sleep(SETTLE_S / 50)
+    return ended
+
+
+def _first(ended: dict[int, int]) -> int:
+    """The rank that pulled the others along: one that was killed before one that failed."""
+    return next(
+        (rank for rank, status in ended.items() if os.WIFSIGNALED(status)), next(iter(ended))
+    )
+
+
+def _cause(ended: dict[int, int], reasons: int) -> str:
+    status = ended[_first(ended)]
+    if os.WIFSIGNALED(status):
+        return _how_it_was_killed(status)
+    os.set_blocking(reasons, False)
+    with contextlib.suppress(BlockingIOError):
+        # The first to fail was the first to write.
+        for line in os.read(reasons, PIPE_BYTES).decode(errors="replace").splitlines():
+            rank, _, reason = line.partition(" ")
+            if int(rank) == _first(ended):
+                return f"failed: {reason}"
+    return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def _how_it_was_killed(status: int) -> str:
     number = os.WTERMSIG(status)
     hint = {
         signal.SIGKILL: "; the system does this when memory runs out",
@@ -98,8 +140,7 @@ def _kill(pids: Iterable[int]) -> None:
 
 
 def _tell(reason: str) -> None:
-    """One write, so that lines of several processes do not mix."""
-    os.write(sys.stdout.fileno(), (json.dumps({"reason": reason}) + "\n").encode())
+    print(json.dumps({"reason": reason}), flush=True)
 
 
 if __name__ == "__main__":

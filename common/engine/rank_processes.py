@@ -20,7 +20,7 @@ from common.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
-NOTICE_S = 5.0
+NOTICE_S = 10.0
 """How long the news of a dead rank may take longer than the failure of a collective."""
 END_S = 10.0
 """What ranks get to end by themselves."""

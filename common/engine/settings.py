@@ -60,6 +60,8 @@ class EngineSettings:
     """Requests that may hold state at once, in all data parallel groups together."""
     num_pages: int | None = None
     """Pages of 128 positions, of all groups together; None: enough for every slot at the longest context."""
+    quantization: str = "dequantize"
+    """`dequantize` turns quantised weights into values on load; `native` keeps those of routed experts as stored."""
     memory_fraction: float | None = None
     """Share of a device's memory for weights and caches, from which pages are sized; None: 0.9 of an accelerator's, and no
     limit on a CPU."""

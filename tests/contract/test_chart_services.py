@@ -102,7 +102,9 @@ def test_the_router_follows_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = rendered_example("")
     settings = settings_of(dict(pods(found))["router"], found, tmp_path, monkeypatch)
     config = router_config(settings)
-    assert config.decode_addresses == ("dns:demo-dspark-decode.serving.svc.cluster.local:50053",)
+    assert config.decode_addresses == (
+        "dns:demo-dspark-decode-pods.serving.svc.cluster.local:50053",
+    )
     assert config.drain_timeout_s == 120
 
 
@@ -203,7 +205,7 @@ def test_an_empty_install_answers_its_own_helm_test(tmp_path: Path) -> None:
     templates = dict(pods(found))
 
     def here(text: str) -> str:
-        text = re.sub(r"demo-dspark-\w+\.serving\.svc\.cluster\.local", "127.0.0.1", text)
+        text = re.sub(r"demo-dspark-[-\w]+\.serving\.svc\.cluster\.local", "127.0.0.1", text)
         text = text.replace("demo-dspark:", "127.0.0.1:")
         text = text.replace("/dev/termination-log", str(tmp_path / "end"))
         return text.replace("/etc/dspark", str(tmp_path))

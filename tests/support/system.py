@@ -17,6 +17,7 @@ from common.engine.settings import EngineSettings
 from common.telemetry.tracing import OFF, Tracing
 from dspark.v1 import decode_service_pb2, prefill_service_pb2, worker_pb2
 from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
+from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
 from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
 from services.cli.ports import free_ports
 from services.decode.app import serve as serve_decode
@@ -25,6 +26,7 @@ from services.prefill.app import serve as serve_prefill
 from services.prefill.config import HandoffConfig, PrefillConfig
 from services.router import RouterConfig, WorkerConfig
 from services.router import serve as serve_router
+from tests.support.processes import wait_all_known
 from tests.support.waiting import LOOK_S, WAIT_S, in_time
 
 Result = TypeVar("Result")
@@ -52,6 +54,8 @@ class SystemOptions:
     num_pages: int | None = None
     admin_key_file: Path | None = None
     serves_metrics: bool = False
+    can_hand_over: bool = True
+    """False: the two workers do not fit together, so the router is never ready; it is there when it knows both."""
     is_patient: bool = False
     """Nobody is given up because this machine is slow: for tests that count placements."""
 
@@ -110,9 +114,7 @@ class System:
     def running(self) -> Iterator[System]:
         with contextlib.ExitStack() as services:
             self._start_workers(services)
-            self.address = services.enter_context(
-                self._serving(serve_router, self._router(), "router")
-            )
+            self._start_router(services)
             self._channels = [
                 services.enter_context(grpc.insecure_channel(address))
                 for address in (self.prefill_address, self.decode_address)
@@ -178,9 +180,20 @@ class System:
                 self._serving(serve_prefill, prefill, "prefill")
             )
 
-    def _router(self) -> RouterConfig:
+    def _start_router(self, services: contextlib.ExitStack) -> None:
+        (port,) = (0,) if self._options.can_hand_over else free_ports("127.0.0.1", 1)
+        address = f"127.0.0.1:{port}" if port else None
+        self.address = services.enter_context(
+            self._serving(serve_router, self._router(port), "router", address=address)
+        )
+        if address is not None:
+            with grpc.insecure_channel(address) as channel:
+                grpc.channel_ready_future(channel).result(START_S)
+                wait_all_known(InferenceServiceStub(channel))
+
+    def _router(self, port: int) -> RouterConfig:
         return RouterConfig(
-            port=0,
+            port=port,
             admin_port=self.admin_ports["router"],
             model="dspark-tiny",
             checkpoint_dir=self._options.checkpoint_dir,
@@ -190,11 +203,16 @@ class System:
         )
 
     @contextlib.contextmanager
-    def _serving(self, serve: Service, config: object, role: str) -> Iterator[str]:
-        """One service, from its readiness to the end of its drain."""
+    def _serving(
+        self, serve: Service, config: object, role: str, *, address: str | None = None
+    ) -> Iterator[str]:
+        """One service, from its readiness to the end of its drain; from its start when its address is given."""
         stop = asyncio.Event()
         ready: concurrent.futures.Future[str] = concurrent.futures.Future()
-        work = serve(config, ready=ready.set_result, stop=stop, tracing=self._tracing(role))
+        if address is not None:
+            ready.set_result(address)
+        on_ready = None if address is not None else ready.set_result
+        work = serve(config, ready=on_ready, stop=stop, tracing=self._tracing(role))
         ended = self._loop.submit(work)
         try:
             either: list[concurrent.futures.Future[Any]] = [ready, ended]

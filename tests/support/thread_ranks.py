@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ WAIT_S = 60.0
 """Far above any step of a test; only a rank that never comes is waited for so long."""
 
 T = TypeVar("T")
+Given = TypeVar("Given")
 
 
 def run_ranks(mesh: MeshShape, body: Callable[[Communicator], T]) -> list[T]:
@@ -85,17 +86,15 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.size = size
         self.barrier = threading.Barrier(size, timeout=WAIT_S)
-        self._given: list[tuple[str, torch.Tensor]] = [("", torch.empty(0))] * size
+        self._given: list[tuple[str, object]] = [("", None)] * size
 
-    def meet(
-        self, index: int, operation: str, x: torch.Tensor, take: Callable[[list[torch.Tensor]], T]
-    ) -> T:
-        """What `take` makes of everybody's tensors; nobody goes on before all have taken."""
+    def meet(self, index: int, operation: str, x: Given, take: Callable[[list[Given]], T]) -> T:
+        """What `take` makes of what everybody gives; nobody goes on before all have taken."""
         self._given[index] = (operation, x)
         self.barrier.wait()
-        kinds = {(name, each.dtype) for name, each in self._given}
-        assert len(kinds) == 1, f"ranks meet with different operations or types: {kinds}"
-        result = take([each for _, each in self._given])
+        operations = {name for name, _ in self._given}
+        assert len(operations) == 1, f"ranks meet with different operations: {operations}"
+        result = take([cast(Given, each) for _, each in self._given])
         self.barrier.wait()
         return result
 
@@ -122,17 +121,17 @@ class ThreadGroup(dist.ProcessGroup):
             room.copy_(x)
 
     def alltoall_base(self, *args: Any, **options: Any) -> Any:
-        """Every rank gives everyone rows in the same lengths, which is how `sum_parts` uses it."""
         output, x, output_lengths, lengths = args[:4]
-        begin = sum(lengths[: self._index])
-        end = begin + lengths[self._index]
+        parts = torch.split(x, lengths)
 
-        def take(given: list[torch.Tensor]) -> torch.Tensor:
-            assert {len(each) for each in given} == {sum(lengths)}, [len(each) for each in given]
-            return torch.cat([each[begin:end] for each in given])
+        def take(given: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
+            mine = [each[self._index] for each in given]
+            assert [len(part) for part in mine] == list(output_lengths), (
+                f"{[len(part) for part in mine]} rows come for {list(output_lengths)}"
+            )
+            return torch.cat(mine)
 
-        assert list(output_lengths) == [end - begin] * self.meeting.size
-        output.copy_(self.meeting.meet(self._index, "all_to_all", x, take))
+        output.copy_(self.meeting.meet(self._index, "all_to_all", parts, take))
 
     def all_to_all_single(self, *args: Any, **options: Any) -> Any:
         """The name of the same in newer versions."""
@@ -140,7 +139,8 @@ class ThreadGroup(dist.ProcessGroup):
 
 
 def _sum(given: list[torch.Tensor]) -> torch.Tensor:
-    assert len({each.shape for each in given}) == 1, [tuple(each.shape) for each in given]
+    kinds = {(each.shape, each.dtype) for each in given}
+    assert len(kinds) == 1, f"ranks give {kinds} to one sum"
     return torch.stack(given).sum(0)
 
 

@@ -16,6 +16,7 @@ def test_an_axis_of_one_rank_does_nothing_and_counts_nothing() -> None:
     axis, x = Axis("tp"), torch.arange(6.0).view(3, 2)
     assert axis.sum(x) is x
     assert axis.sum_parts(x, [3]) is x
+    assert axis.gather_rows(x, [3]) is x
     assert axis.gather(x)[0] is x and len(axis.gather(x)) == 1
     assert Communicator(tp=axis).sent_bytes() == {}
 
@@ -49,7 +50,28 @@ def test_gather_gives_everyones_rows_in_rank_order(size: int) -> None:
         assert all(each.shape == (2, 3) for each in gathered)
 
 
-@pytest.mark.parametrize("lengths", [[2, 1, 3], [0, 4, 0], [5, 0, 1], [0, 0, 1]])
+LENGTHS = [[2, 1, 3], [0, 4, 0], [5, 0, 1], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
+def test_every_rank_gets_all_rows_however_many_each_brings(
+    lengths: list[int], dtype: torch.dtype
+) -> None:
+    rows = torch.arange(sum(lengths) * 4).view(-1, 4).to(dtype)
+    parts = torch.split(rows, lengths)
+
+    def body(axis: Axis) -> torch.Tensor:
+        mine = parts[axis.index]
+        gathered = axis.gather_rows(mine, lengths)
+        assert axis.sent_bytes == {"gather_rows": 2 * mine.nbytes}, "nothing is filled up"
+        return gathered
+
+    for gathered in run_axis(3, body):
+        assert torch.equal(gathered, rows)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_every_rank_gets_the_sum_of_its_own_rows_however_few(lengths: list[int]) -> None:
     total = sum(lengths)
     parts = torch.randn(3, total, 4, generator=torch.Generator().manual_seed(total))

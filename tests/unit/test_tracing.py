@@ -126,9 +126,11 @@ async def test_tasks_that_a_span_begins_belong_to_it_and_others_do_not() -> None
     outside = asyncio.create_task(_current_after_a_turn())
     with tracing.under(span):
         inside = asyncio.create_task(_current_after_a_turn())
+        with tracing.apart():
+            apart = asyncio.create_task(_current_after_a_turn())
     assert tracing.current() is None
     assert await inside is span
-    assert await outside is None
+    assert await outside is await apart is None
 
 
 async def _current_after_a_turn() -> tracing.Span | None:

@@ -1,0 +1,1 @@
+"""The Grafana dashboards as code. Knows metric names and Grafana's JSON; not where they are deployed."""
