@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from common.telemetry.tracing import apart
 from dspark.v1 import prefill_service_pb2 as pb
 from services.router.policy import WorkerState
 from services.router.prefill_worker import PrefillWorker
@@ -64,14 +65,16 @@ class Leases:
         )
         self._held.setdefault(worker, {})[lease_id] = lease
         if worker not in self._renewing and lease_s > 0:
-            self._renewing[worker] = asyncio.create_task(self._keep_renewed(worker))
+            with apart():
+                self._renewing[worker] = asyncio.create_task(self._keep_renewed(worker))
         return lease
 
     def release(self, lease: Lease) -> None:
         """The request needs its state no more."""
         self._forget(lease)
         if not lease.has_ended:
-            task = asyncio.create_task(_release(lease))
+            with apart():
+                task = asyncio.create_task(_release(lease))
             self._releasing.add(task)
             task.add_done_callback(self._releasing.discard)
 

@@ -87,7 +87,7 @@ class WorkerDirectory:
 
     def why_not_ready(self) -> str | None:
         """Why this router should be sent nothing, None when it may: besides workers that are ready it takes two that have
-        written to each other, unless a decode worker computes prompts."""
+        met, which takes a write through their transfer engine, unless a decode worker computes prompts."""
         try:
             self.check_ready()
         except NoReadyWorkers as error:

@@ -217,6 +217,18 @@ async def test_every_call_carries_its_id_and_the_key(call: Call, served: Served)
     assert "authorization" not in model_info
 
 
+@pytest.mark.parametrize("method", ["generate", "chat"])
+async def test_a_request_may_belong_to_the_callers_trace(
+    call: Call, served: Served, method: str
+) -> None:
+    prompt = "hi" if method == "generate" else [{"role": "user", "content": "hi"}]
+    await call(method, prompt, traceparent=f"00-{'4' * 32}-{'7' * 16}-01")
+    await call(method, prompt)
+    with_trace, without = served.router.metadata
+    assert with_trace["traceparent"] == f"00-{'4' * 32}-{'7' * 16}-01"
+    assert "traceparent" not in without
+
+
 S = grpc.StatusCode
 MAPPING: list[tuple[status_pb2.Status, type[dspark.DSparkError]]] = [
     (failure(S.INVALID_ARGUMENT, "INVALID_PARAMETER"), dspark.BadRequestError),

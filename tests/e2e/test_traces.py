@@ -109,9 +109,10 @@ def test_one_trace_has_all_stages_and_their_durations_add_up_to_the_requests(
 
 
 def test_the_workers_parts_are_in_the_trace_where_the_router_waited_for_them(
-    stub: InferenceServiceStub, spans: Kept
+    stub: InferenceServiceStub, spans: Kept, traced: System
 ) -> None:
     ask(stub)
+    traced.wait_at_rest()  # what cleans up after the request is no part of it
     trace = Trace(spans)
     assert {span.name for span in trace.spans if span.role == "prefill"} == PREFILL_PARTS
     assert {span.name for span in trace.spans if span.role == "decode"} == DECODE_PARTS

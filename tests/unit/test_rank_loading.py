@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -203,3 +205,32 @@ def test_a_fault_in_another_ranks_part_is_refused_all_the_same(
     )
     with pytest.raises(CheckpointError, match=missing):
         load(folder, Shard(mesh=MeshShape(dp=2, tp=2, ep=4), rank=0))
+
+
+REHEARSE = """
+import sys
+from pathlib import Path
+from common.checkpoint.headers import read_headers
+from common.checkpoint.rehearsal import asked_parts
+from common.model.config import ModelConfig
+before = set(sys.modules)
+folder = Path(sys.argv[1])
+assert asked_parts(ModelConfig.load(folder), read_headers(folder))
+print(sorted({name.split(".")[1] for name in set(sys.modules) - before if name.startswith("torch.")}))
+"""
+
+
+def test_finding_out_what_to_read_imports_no_compiler(
+    folders: dict[CheckpointFormat, Path],
+) -> None:
+    """Some operations on the meta device are written in Python, and the first one takes seconds of every start."""
+    root = Path(__file__).parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", REHEARSE, str(folders[CheckpointFormat.BF16])],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        cwd=root,
+    )
+    assert result.stdout.strip() == "[]"

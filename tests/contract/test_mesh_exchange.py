@@ -1,0 +1,183 @@
+"""Four real ranks: state of any group comes to the first rank and goes on from there, and the death of a rank is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from common.engine.build import LoadedEngine, build_engine
+from common.engine.memory import Memory, RequestMemory
+from common.engine.request import Draft, Request, Role
+from common.engine.settings import EngineSettings
+from common.errors import WorkerLost
+from common.kv_cache.layout import Region, Retention
+from common.model.config import ModelConfig
+from common.parallel.mesh import MeshShape
+from common.types import RequestId, SamplingParams
+from tests.support.engine_bench import Wanted, random_tokens
+from tests.support.processes import children
+from tests.support.thread_mesh import MeshBench
+from tests.support.tiny_checkpoint import config_json, random_tensors, save_checkpoint
+
+pytestmark = pytest.mark.slow
+
+VALUES = config_json(hidden_size=32, vocab_size=64, dspark_noise_token_id=63, sliding_window=128)
+MESH = MeshShape(dp=2, tp=2, ep=4)
+GREEDY = SamplingParams(temperature=0.0, logprobs=0)
+LENGTHS = (150, 40)
+"""Of prompts: one with a whole page, and one without; chunks are shorter than either."""
+NUM_TOKENS = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine, its driver and the settings it was built from."""
+
+    bench: MeshBench
+    settings: EngineSettings
+
+    def add(self, length: int, role: Role) -> Request:
+        wanted = Wanted(
+            prompt=random_tokens(length, seed=length),
+            max_length=length + NUM_TOKENS,
+            sampling=GREEDY,
+            role=role,
+        )
+        return self.bench.add(wanted, f"{role.value}-{length}")
+
+    def rows(self, request: Request, region: Region) -> list[torch.Tensor]:
+        """What continues the request, as views in the order of positions: `[layers, width]` each."""
+        buffer = self.bench.engine.pool.buffers[region.name]
+        size = buffer.rows_per_block
+        is_paged = region.retention is Retention.PAGED
+        return [
+            buffer.tensor[
+                :, request.block_table[row // size] if is_paged else request.slot, row % size
+            ]
+            for row in region.live_rows(request.num_computed)
+        ]
+
+
+def load(settings: EngineSettings) -> Loaded:
+    loaded: LoadedEngine = build_engine(settings)
+    memory = Memory(
+        num_pages=loaded.num_pages,
+        num_slots=loaded.num_slots,
+        num_groups=loaded.engine.num_groups,
+    )
+    return Loaded(MeshBench(loaded.engine, memory), settings)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
+    tensors = random_tensors(ModelConfig.from_json(VALUES), seed=1)
+    folder = save_checkpoint(tmp_path_factory.mktemp("mesh") / "model", VALUES, tensors)
+    return EngineSettings(
+        checkpoint_dir=folder, num_slots=8, max_context_length=384, max_step_rows=64
+    )
+
+
+@pytest.fixture(scope="module")
+def one(settings: EngineSettings) -> Loaded:
+    return load(settings)
+
+
+@pytest.fixture(scope="module")
+def mesh(settings: EngineSettings) -> Iterator[Loaded]:
+    loaded = load(replace(settings, mesh=MESH, checks_replicas=True))
+    yield loaded
+    loaded.bench.engine.close()
+    assert not the_ranks()
+
+
+def the_ranks() -> list[int]:
+    return [rank for host in children(os.getpid()) for rank in children(host)]
+
+
+def until_first_token(loaded: Loaded, length: int) -> Request:
+    request = loaded.add(length, Role.UNTIL_FIRST_TOKEN)
+    loaded.bench.drain()
+    assert request.round == 1 and request.draft is not None
+    return request
+
+
+def continued(loaded: Loaded, source: Request, group: int) -> tuple[Request, RequestMemory]:
+    """The request as the other side of a hand-off adopts it, in room of another group."""
+    rooms = []
+    while (room := loaded.bench.memory.reserve(source.max_length)).group != group:
+        rooms.append(room)
+    for each in rooms:
+        each.release()
+    assert source.draft is not None
+    request = Request(
+        request_id=RequestId(f"{source.request_id}-continued"),
+        epoch=1,
+        role=Role.GENERATE,
+        tokens=list(source.tokens),
+        num_computed=source.num_computed,
+        max_length=source.max_length,
+        sampling=source.sampling,
+        slot=room.slot,
+        block_table=room.take_all(),
+        group=room.group,
+        draft=Draft(proposal=source.draft.proposal),
+    )
+    return request, room
+
+
+def test_state_of_both_groups_goes_on_in_the_other_one(one: Loaded, mesh: Loaded) -> None:
+    """Rows that a group computed are in the first rank's memory, whoever computed them; ranks that never saw a request get
+    them from there. Requests of both groups run in the same steps, and neither group is the first rank's alone."""
+    pool = mesh.bench.engine.pool
+    sources, expected = [], []
+    for length in LENGTHS:
+        alone = until_first_token(one, length)
+        whole = one.add(length, Role.GENERATE)
+        one.bench.drain()
+        expected.append(one.bench.generated[whole.request_id])
+        source = until_first_token(mesh, length)
+        sources.append(source)
+        assert source.tokens == alone.tokens
+        for region in pool.layout.regions:
+            torch.testing.assert_close(
+                mesh.rows(source, region), one.rows(alone, region), atol=1e-4, rtol=1e-4
+            )
+        one.bench.remove(alone)
+    assert [source.group for source in sources] == [0, 1]
+
+    adopted = []
+    for source in sources:
+        request, room = continued(mesh, source, 1 - source.group)
+        for region in pool.layout.regions:
+            # What a hand-off writes into the memory of the first rank.
+            ours, theirs = mesh.rows(source, region), mesh.rows(request, region)
+            for here, there in zip(ours, theirs, strict=True):
+                there.copy_(here)
+        adopted.append(mesh.bench.adopt(request, room))
+    mesh.bench.drain()
+    for request, generated in zip(adopted, expected, strict=True):
+        found = mesh.bench.generated[request.request_id]
+        assert found.tokens == generated.tokens[1:]
+        # The same drafts had the same fate: the drafter's rows came along.
+        accepted = [result.num_accepted for result in generated.rounds[1:]]
+        assert [result.num_accepted for result in found.rounds] == accepted
+    for source in sources:
+        mesh.bench.remove(source)
+    mesh.bench.memory.check_integrity()
+
+
+def test_the_death_of_a_rank_is_named_by_the_step_it_breaks(mesh: Loaded) -> None:
+    """Last, since nothing runs on this mesh afterwards."""
+    mesh.add(LENGTHS[1], Role.GENERATE)
+    mesh.bench.step()
+    victims = the_ranks()
+    assert len(victims) == MESH.num_ranks - 1
+    os.kill(victims[1], signal.SIGKILL)
+    with pytest.raises(WorkerLost, match=r"rank 2 of 4 \(dp 1, tp 0\) was killed by SIGKILL"):
+        for _ in range(NUM_TOKENS):
+            mesh.bench.step()
