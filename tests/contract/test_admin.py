@@ -13,6 +13,7 @@ from common.telemetry.admin import AdminServer
 from common.telemetry.probes import Probes
 from services.cli.ports import free_ports
 from tests.support.http import get
+from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -61,10 +62,10 @@ def test_every_probe_answers_ok_or_503_with_its_reason(port: int) -> None:
 def test_a_connection_that_says_nothing_is_closed_and_keeps_nobody_waiting(
     port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(admin._QuietHandler, "timeout", 0.05)
+    monkeypatch.setattr(admin._QuietHandler, "timeout", 0.5)
     server = AdminServer(CollectorRegistry(), Probes(), host="127.0.0.1", port=port)
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as silent:
             assert get(port, "/livez") == (200, "ok\n")
             assert silent.recv(1) == b""
     finally:

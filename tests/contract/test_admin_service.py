@@ -134,7 +134,7 @@ async def test_the_trace_of_steps_that_run_meanwhile_comes_in_pieces(
         recording = asyncio.create_task(profile(app, max_steps=1))
         app.engine.permits.release(1000)
         answer, *pieces = await asyncio.wait_for(recording, WAIT_S)
-        assert answer.profile.num_steps == 1
+        assert answer.profile.num_steps >= 1
         assert len(pieces) > 1
         assert sum(len(piece.trace) for piece in pieces) == answer.profile.num_bytes
         trace = gzip.decompress(b"".join(piece.trace for piece in pieces))

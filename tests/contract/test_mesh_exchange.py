@@ -12,11 +12,13 @@ import torch
 
 from common.engine.build import LoadedEngine, build_engine
 from common.engine.memory import Memory, RequestMemory
+from common.engine.messages import StepMessage
 from common.engine.request import Draft, Request, Role
 from common.engine.settings import EngineSettings
 from common.errors import WorkerLost
 from common.kv_cache.layout import Region, Retention
 from common.model.config import ModelConfig
+from common.parallel.link import FRAME_BYTES
 from common.parallel.mesh import MeshShape
 from common.types import RequestId, SamplingParams
 from tests.support.engine_bench import Wanted, random_tokens
@@ -34,7 +36,7 @@ LENGTHS = (150, 40)
 NUM_TOKENS = 14
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
     """An engine, its driver and the settings it was built from."""
 
@@ -169,6 +171,18 @@ def test_state_of_both_groups_goes_on_in_the_other_one(one: Loaded, mesh: Loaded
     for source in sources:
         mesh.bench.remove(source)
     mesh.bench.memory.check_integrity()
+
+
+def test_more_than_one_frame_of_news_arrives(one: Loaded, mesh: Loaded) -> None:
+    """Six long prompts are told of before one step."""
+    told = {
+        loaded: [loaded.add(length, Role.GENERATE) for length in range(355, 361)]
+        for loaded in (one, mesh)
+    }
+    assert len(StepMessage(changes=tuple(told[mesh])).to_bytes()) > FRAME_BYTES
+    for loaded in (one, mesh):
+        loaded.bench.drain()
+    assert [request.tokens for request in told[mesh]] == [request.tokens for request in told[one]]
 
 
 def test_the_death_of_a_rank_is_named_by_the_step_it_breaks(mesh: Loaded) -> None:

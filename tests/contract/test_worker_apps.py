@@ -85,6 +85,13 @@ async def test_workers_say_what_they_are_and_how_full() -> None:
         assert info.computes_prompts and not info.draining
         assert info.transfer_engines == ["grpc"]
         assert info.generation and info.version
+        assert info.details["device"] == "cpu"
+        held = {
+            kind: int(info.details[f"memory.{kind}_bytes"])
+            for kind in ("weights", "pages", "rings", "drafter", "workspace")
+        }
+        assert sum(held.values()) == app.engine.pool.num_bytes
+        assert min(held["pages"], held["rings"], held["drafter"]) > 0
         first_generation = info.generation
     async with running("prefill") as app:
         prefill: Any = PrefillServiceStub(app.channel)
@@ -152,11 +159,12 @@ async def test_a_draining_worker_is_not_ready_and_alive(role: str, silent_peer: 
 async def test_a_worker_that_loads_answers_its_probes_meanwhile(role: str) -> None:
     """A slow load is no reason to end a process, and its phase says how far it is."""
     (port,) = free_ports("127.0.0.1", 1)
-    is_loaded, stop = asyncio.Event(), asyncio.Event()
+    is_loading, is_loaded, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def load(startup: Startup) -> LoadedEngine:
         startup.begin("weights")
+        is_loading.set()
         await is_loaded.wait()
         return loaded(FakeEngine(small_layout()))
 
@@ -170,7 +178,7 @@ async def test_a_worker_that_loads_answers_its_probes_meanwhile(role: str) -> No
             load=load,
         )
     )
-    await asyncio.sleep(0)  # to the load
+    await asyncio.wait_for(is_loading.wait(), WAIT_S)
     starting = (503, "starting: weights\n")
     ok = (200, "ok\n")
     paths = ("/startupz", "/readyz", "/livez")

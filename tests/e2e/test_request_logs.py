@@ -72,7 +72,11 @@ def test_a_request_is_one_line_with_its_figures_and_its_trace(
     traced.wait_at_rest()
     (line,) = [line for line in log.of("r-log", "request ended") if line["level"] == "info"]
     usage, route = completion.usage, completion.route
-    (trace_id,) = {span.trace_id for span in spans.now()}
+    (trace_id,) = {
+        span.trace_id
+        for span in spans.now()
+        if span.attributes.get("gen_ai.response.id") == "r-log"
+    }
     assert line["trace_id"] == trace_id
     assert line["logger"] == "services.router.story"
     assert line["model"] == "dspark-tiny"

@@ -10,6 +10,7 @@ from typing import cast
 from common.device.ledger import Ledger
 from common.engine.build import LoadedEngine
 from common.engine.config import EngineConfig
+from common.engine.device_memory import enter_cache
 from common.engine.engine import Engine
 from common.engine.request import Draft, OnComputed, Request, Role, RoundResult, StepReport
 from common.kv_cache.layout import CacheLayout, Retention
@@ -205,6 +206,8 @@ class FakeEngine:
 
 def loaded(engine: FakeEngine, *, fingerprint: str = FINGERPRINT) -> LoadedEngine:
     """The fake as a worker's app wants it."""
+    ledger = Ledger(engine.pool.device)
+    enter_cache(ledger, engine.pool)
     return LoadedEngine(
         engine=cast(Engine, engine),
         model_config=cast(ModelConfig, SimpleNamespace(vocab_size=1000)),
@@ -212,5 +215,5 @@ def loaded(engine: FakeEngine, *, fingerprint: str = FINGERPRINT) -> LoadedEngin
         fingerprint=fingerprint,
         num_pages=engine.pool.num_pages,
         num_slots=engine.pool.num_slots,
-        ledger=Ledger(engine.pool.device),
+        ledger=ledger,
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.bare_nixl import ratio_figures
 from benchmarks.by_hand import HandedOver
 from benchmarks.overheads import overhead_figures, penalty_figures, share_figures
 from dspark.v1.prefill_service_pb2 import HandoffDone
+from services.cli.transfer_bench.patterns import Pattern
 
 
 def handed_over(
@@ -60,3 +62,18 @@ def test_the_penalty_of_a_cold_pair_is_beyond_what_a_met_pair_usually_takes() ->
     assert figures["transfer.cold_pair.met_p50_s"] == pytest.approx(0.10)
     assert figures["transfer.cold_pair.penalty_p50_s"] == pytest.approx(0.03)
     assert figures["transfer.cold_pair.penalty_max_s"] == pytest.approx(0.05)
+
+
+def test_an_engine_is_compared_with_bare_nixl_pattern_by_pattern() -> None:
+    few, many = (Pattern(size_bytes=4 << 20, num_ranges=count) for count in (1, 1024))
+    figures = ratio_figures(
+        {
+            (few, "engine"): 0.002,
+            (few, "bare"): 0.001,
+            (many, "engine"): 0.004,
+            (many, "bare"): 0.004,
+        }
+    )
+    assert figures["nixl.4MiB.1_range.over_bare"] == pytest.approx(0.5)
+    assert figures["nixl.4MiB.1024_ranges.over_bare"] == pytest.approx(1.0)
+    assert figures["nixl.4MiB.1_range.bare_bytes_per_s"] == pytest.approx((4 << 20) / 0.001)

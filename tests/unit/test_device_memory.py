@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +15,7 @@ from common.device.ledger import Ledger, MemoryKind
 from common.device.staging import Staging
 from common.engine.build import build_engine
 from common.engine.settings import EngineSettings
+from common.errors import CheckpointError
 from common.kv_cache.layout import Retention
 from common.model.config import ModelConfig
 from tests.support.tiny_checkpoint import config_json, random_tensors, save_checkpoint
@@ -84,6 +87,39 @@ def test_on_the_host_no_buffer_is_needed() -> None:
     source = torch.randn(6, 4)
     staging.copy(source, room.T)
     assert torch.equal(room, source.T) and staging.held_bytes == 0
+
+
+def test_jobs_run_beside_one_another_and_are_done_after_the_wait() -> None:
+    meeting = threading.Barrier(2)
+    done: list[int] = []
+
+    def job(number: int) -> None:
+        meeting.wait(10)  # two of them must be at work for either to go on
+        done.append(number)
+
+    with Staging(CpuBackend(), num_threads=2) as staging:
+        for number in range(8):
+            staging.later(functools.partial(job, number))
+        staging.wait()
+        assert sorted(done) == list(range(8))
+
+
+def test_without_threads_a_job_is_done_at_once() -> None:
+    done: list[int] = []
+    Staging(CpuBackend()).later(lambda: done.append(1))
+    assert done == [1]
+
+
+def test_a_failed_job_is_told_and_the_rest_is_dropped() -> None:
+    def fail() -> None:
+        raise CheckpointError("damaged")
+
+    with (
+        pytest.raises(CheckpointError, match="damaged"),
+        Staging(CpuBackend(), num_threads=1) as staging,
+    ):
+        for _ in range(50):
+            staging.later(fail)
 
 
 # The ledger ------------------------------------------------------------------------------------------------------

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from common.engine.build import build_engine
-from common.engine.settings import EngineSettings
 from common.engine.config import EngineConfig
+from common.engine.engine import Engine
+from common.engine.settings import EngineSettings
 from common.errors import CheckpointError, ConfigError
 from common.model.config import ModelConfig
 from tests.support.tiny_checkpoint import config_json, random_tensors, save_checkpoint
@@ -44,6 +46,19 @@ def test_settings_override_the_checkpoint(settings: EngineSettings) -> None:
     assert loaded.num_pages == loaded.engine.pool.num_pages == 4
     assert loaded.layout.region("window").dtype == "bfloat16"
     assert loaded.layout.region("csa_tail").dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "num_groups", "limit"),
+    [(None, 1, 1024), (6, 1, 768), (16, 4, 512), (64, 4, 1024)],
+)
+def test_no_request_is_longer_than_one_group_has_pages_for(
+    settings: EngineSettings, num_pages: int | None, num_groups: int, limit: int
+) -> None:
+    """Guards a former bug: what all groups together have room for was promised, and waited for without end."""
+    loaded = build_engine(replace(settings, num_pages=num_pages))
+    engine = mock.Mock(spec=Engine, config=loaded.engine.config, num_groups=num_groups)
+    assert replace(loaded, engine=engine).max_context_length == limit
 
 
 def test_without_speculation_nothing_is_drafted(settings: EngineSettings) -> None:

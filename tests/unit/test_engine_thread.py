@@ -150,7 +150,7 @@ async def test_a_crash_is_told_once_and_ends_everything_that_waits(
 
 def test_a_step_that_does_not_end_shows_as_busy() -> None:
     now = 5.0
-    crossing: Crossing[StepReport] = Crossing(lambda report: None, lambda: now)
+    crossing: Crossing[StepReport] = Crossing(lambda report: None, lambda: now, 10.0)
     assert crossing.busy_s == 0.0
     commands = crossing.take_commands(wait=False)
     assert commands == []
@@ -162,7 +162,7 @@ def test_a_step_that_does_not_end_shows_as_busy() -> None:
 
 def test_a_sleeping_engine_is_not_busy() -> None:
     """The bug this guards against: an idle worker that was reported as stalled after half a minute."""
-    crossing: Crossing[StepReport] = Crossing(lambda report: None, lambda: 99.0)
+    crossing: Crossing[StepReport] = Crossing(lambda report: None, lambda: 99.0, 10.0)
     is_taken = threading.Event()
 
     def engine_side(steps: Steps | None) -> None:

@@ -31,17 +31,15 @@ def contents(pool: CachePool) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("slot", [SLOT, None], ids=["with rings", "pages only"])
-def test_blocks_move_between_pools_and_nothing_else_does(slot: int | None, dtype: str) -> None:
+def test_blocks_move_between_pools_and_nothing_else_does(dtype: str) -> None:
     source, destination = noisy_pool(1, dtype), noisy_pool(2, dtype)
     before = contents(destination)
-    data = read_blocks(source, PAGES, slot)
+    data = read_blocks(source, PAGES, SLOT)
     assert data.dtype == torch.uint8
-    assert len(data) == num_block_bytes(source, PAGES, slot)
-    write_blocks(destination, PAGES, slot, data)
+    assert len(data) == num_block_bytes(source, PAGES, SLOT)
+    write_blocks(destination, PAGES, SLOT, data)
     for name, buffer in destination.buffers.items():
-        is_paged = buffer.region.retention is Retention.PAGED
-        moved = PAGES if is_paged else [slot] if slot is not None else []
+        moved = PAGES if buffer.region.retention is Retention.PAGED else [SLOT]
         others = [i for i in range(buffer.tensor.shape[1]) if i not in moved]
         assert torch.equal(buffer.tensor[:, moved], source.buffers[name].tensor[:, moved])
         assert torch.equal(buffer.tensor[:, others], before[name][:, others])

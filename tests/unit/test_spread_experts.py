@@ -90,6 +90,30 @@ def test_many_rows_give_the_same_but_for_rounding(dp: int, tp: int) -> None:
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("hidden", [32, 33])
+def test_bfloat16_rows_travel_as_they_are(hidden: int) -> None:
+    """They share their bytes with integers of twice their size, and an odd number of them ends between two of those."""
+    config = ModelConfig.from_json(
+        config_json(n_routed_experts=16, compress_ratios=[0, 4, 0], hidden_size=hidden)
+    )
+    tensors = random_tensors(config, seed=5)
+    bank_weights = Weights(tensors, dtype=torch.bfloat16, device=CPU).under("layers.1.ffn")
+    generator = torch.Generator().manual_seed(1)
+    counts = [3, 2]
+    x = torch.randn(5, hidden, generator=generator).bfloat16()
+    ids = torch.rand(5, 16, generator=generator).topk(1).indices
+    ones = torch.ones(5, 1)
+
+    def body(comm: Communicator) -> torch.Tensor:
+        bank = ExpertBank(config, bank_weights, PlainKernels(), comm.shard)
+        mine = slice(0, 3) if comm.shard.dp_rank == 0 else slice(3, 5)
+        return comm.tp.sum(SpreadExperts(bank, comm)(x[mine], ids[mine], ones[mine], counts))
+
+    found = run_ranks(MeshShape(dp=2, tp=2, ep=4), body)
+    expected = ExpertBank(config, bank_weights, PlainKernels(), WHOLE)(x, ids, ones)
+    torch.testing.assert_close(torch.cat((found[0], found[2])), expected, atol=1e-2, rtol=1e-2)
+
+
 @pytest.mark.parametrize("counts", [[0, 3], [3, 0], [0, 0, 0, 2], [5, 0, 1, 0]], ids=str)
 def test_groups_without_rows_take_part_for_the_others(counts: list[int]) -> None:
     found = spread(counts, 2, CpuKernels())
