@@ -44,9 +44,6 @@ def _blocks(
     pool: CachePool, page_ids: Sequence[int], slot: int
 ) -> Iterator[tuple[RegionBuffer, list[int]]]:
     for region in pool.layout.regions:
-        if region.retention is Retention.PAGED:
-            ids = list(page_ids)
-        else:
-            ids = [slot]
+        ids = list(page_ids) if region.retention is Retention.PAGED else [slot]
         if ids:
             yield pool.buffers[region.name], ids

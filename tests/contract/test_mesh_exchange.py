@@ -16,7 +16,7 @@ from common.engine.messages import StepMessage
 from common.engine.request import Draft, Request, Role
 from common.engine.settings import EngineSettings
 from common.errors import WorkerLost
-from common.kv_cache.layout import Region, Retention
+from common.kv_cache.layout import DRAFTER_REGION, Region, Retention
 from common.model.config import ModelConfig
 from common.parallel.link import FRAME_BYTES
 from common.parallel.mesh import MeshShape
@@ -170,6 +170,37 @@ def test_state_of_both_groups_goes_on_in_the_other_one(one: Loaded, mesh: Loaded
         assert [result.num_accepted for result in found.rounds] == accepted
     for source in sources:
         mesh.bench.remove(source)
+    mesh.bench.memory.check_integrity()
+
+
+@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize("has_drafter_rows", [True, False])
+def test_a_context_that_went_on_since_its_state_was_kept_is_caught_up_with(
+    one: Loaded, mesh: Loaded, has_drafter_rows: bool, group: int
+) -> None:
+    """As a lease gives it to a new decode worker, none of whose ranks has seen the request before."""
+    length, num_committed = LENGTHS[0], 5
+    whole = one.add(length, Role.GENERATE)
+    one.bench.drain()
+    expected = one.bench.generated[whole.request_id]
+    source = until_first_token(mesh, length)
+    request, room = continued(mesh, source, group)
+    for region in mesh.bench.engine.pool.layout.regions:
+        if has_drafter_rows or region.name != DRAFTER_REGION:
+            for here, there in zip(
+                mesh.rows(source, region), mesh.rows(request, region), strict=True
+            ):
+                there.copy_(here)
+    request.tokens[length:] = expected.tokens[:num_committed]
+    request.draft = None
+    request.drafter_valid_from = 0 if has_drafter_rows else length
+    mesh.bench.adopt(request, room)
+    mesh.bench.drain()
+    found = mesh.bench.generated[request.request_id]
+    assert found.tokens == expected.tokens[num_committed:]
+    # Without rows to draft from there are too few of its own.
+    assert any(result.num_draft for result in found.rounds) == has_drafter_rows
+    mesh.bench.remove(source)
     mesh.bench.memory.check_integrity()
 
 

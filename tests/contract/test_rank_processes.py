@@ -47,6 +47,8 @@ def test_why_a_rank_has_failed_arrives_in_one_line(store: TCPStore, tmp_path: Pa
     """Both ranks are the host's, meet one another, and find nothing to load."""
     settings = EngineSettings(checkpoint_dir=tmp_path / "nothing", mesh=PAIR)
     ranks = start(settings, store, 0, 1)
+    store.wait(["here/0", "here/1"], START)
+    store.set("here", "")
     assert ranks.wait() == 1
     reason = ranks.why_lost()
     assert reason is not None and "\n" not in reason

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from common.engine.build import LoadedEngine, build_engine
-from common.engine.settings import EngineSettings
 from common.engine.request import Request, Role
+from common.engine.settings import EngineSettings
 from common.engine.warm_up import warm_up
 from common.types import RequestId, SamplingParams
 

@@ -150,17 +150,17 @@ def test_a_refused_reservation_holds_nothing() -> None:
     held = memory.reserve(200)
     with pytest.raises(CapacityExhausted):
         memory.reserve(128)  # no slot
-    assert memory.pages.num_free == 2
+    assert memory.num_free_pages == 2
     with pytest.raises(CapacityExhausted):
         memory.reserve(129 * 128)  # no pages
     assert held.take_all() == [0, 1]
     held.release()
-    assert (memory.pages.num_free, memory.slots.num_free) == (4, 1)
+    assert (memory.num_free_pages, memory.num_free_slots) == (4, 1)
     memory.check_integrity()
 
 
 def test_a_reservation_given_back_before_its_pages_were_taken_leaves_no_trace() -> None:
     memory = Memory(num_pages=4, num_slots=2)
     memory.reserve(512).release()
-    assert (memory.pages.num_free, memory.slots.num_free) == (4, 2)
+    assert (memory.num_free_pages, memory.num_free_slots) == (4, 2)
     memory.check_integrity()

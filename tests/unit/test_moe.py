@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from common.model.config import ModelConfig
+from common.model.experts import ExpertBank, swiglu
 from common.model.kernels import Kernels
 from common.model.kernels.cpu import CpuKernels
 from common.model.kernels.plain import PlainKernels
-from common.model.moe import MoE, swiglu
+from common.model.moe import MoE
 from common.model.weights import Weights
 from common.parallel.collectives import Communicator
 from tests.support.tiny_checkpoint import config_json, random_tensors
@@ -85,6 +86,7 @@ def chosen(num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("num_rows", [1, 4, 5, 24, 130])
 def test_experts_pair_by_pair_and_grouped_agree(num_rows: int, kernels: Kernels) -> None:
     bank = layer(1, kernels).experts
+    assert isinstance(bank, ExpertBank)
     x, _ = inputs(num_rows)
     ids, weights = chosen(num_rows)
     few = kernels.few_experts(x, ids, weights, bank.w13, bank.w2, CONFIG.swiglu_limit)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from common.model.config import ModelConfig
+from common.model.experts import ExpertBank
 from common.model.kernels import Kernels
 from common.model.kernels.cpu import CpuKernels
 from common.model.kernels.plain import PlainKernels
-from common.model.moe import ExpertBank, MoE, SpreadExperts
+from common.model.moe import MoE, SpreadExperts
 from common.model.weights import Weights
 from common.parallel.collectives import Communicator
 from common.parallel.mesh import MeshShape
