@@ -20,7 +20,8 @@ from common.checkpoint.headers import ITEM_BYTES, read_headers
 from common.checkpoint.mapped import TORCH_DTYPES
 from common.checkpoint.model_tensor import ModelTensor
 from common.checkpoint.quantize import quantize_fp4, quantize_fp8, quantize_int8
-from common.checkpoint.reader import CheckpointReader, Progress
+from common.checkpoint.read_options import Progress
+from common.checkpoint.reader import CheckpointReader
 from common.checkpoint.storage import FP4_GROUP, Part, Storage, parts
 from common.checkpoint.tensors import model_tensors
 from common.errors import CheckpointError

@@ -6,14 +6,35 @@ Matrices may be parts: `first_row` and `first_column` say where in the whole one
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from common.checkpoint.storage import FP4_GROUP, FP8_BLOCK
+from common.checkpoint.storage import FP4_GROUP, FP8_BLOCK, Storage
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By the lower three bits of a code; the fourth is the sign."""
+
+
+def dequantize(
+    storage: Storage,
+    codes: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    first_row: int = 0,
+    first_column: int = 0,
+) -> torch.Tensor:
+    """Codes of any quantised storage with what scales it has."""
+    match storage:
+        case Storage.FP8:
+            return dequantize_fp8(codes, scales[0], first_row, first_column)
+        case Storage.FP4:
+            return dequantize_fp4(codes, scales[0], first_row, first_column)
+        case Storage.INT8_OFFSET:
+            return dequantize_int8(codes, scales[0], scales[1], first_row)
+        case Storage.INT8:
+            return dequantize_int8(codes, scales[0], None, first_row)
+        case Storage.PLAIN:
+            raise AssertionError("plain values have no codes")
 
 
 def e8m0_to_float(scale: torch.Tensor) -> torch.Tensor:
@@ -49,7 +70,7 @@ def dequantize_fp4(
     first_group = first_column // FP4_GROUP
     chosen = scale[first_row : first_row + rows, first_group : first_group + columns // FP4_GROUP]
     bytes_ = codes.view(torch.uint8).to(torch.int32).flatten()
-    pairs = _fp4_pairs().index_select(0, bytes_)
+    pairs = _fp4_pairs(codes.device).index_select(0, bytes_)
     values = pairs.view(torch.float32).view(rows, -1, FP4_GROUP)
     values *= e8m0_to_float(chosen.contiguous()).unsqueeze(-1)
     return values.view(rows, columns)
@@ -80,9 +101,9 @@ def _row_blocks(first_row: int, num_rows: int) -> Iterator[tuple[int, slice]]:
 
 
 @functools.cache
-def _fp4_pairs() -> torch.Tensor:
+def _fp4_pairs(device: torch.device) -> torch.Tensor:
     """The two float32 values of every byte, as one integer: a single look-up per byte."""
     signed = torch.tensor([*FP4_VALUES, *(-value for value in FP4_VALUES)])
     byte = torch.arange(256)
     pairs = torch.stack((signed[byte & 15], signed[byte >> 4]), dim=1)
-    return pairs.view(torch.int64).flatten()
+    return pairs.view(torch.int64).flatten().to(device)

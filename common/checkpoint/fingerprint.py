@@ -18,7 +18,8 @@ import xxhash
 
 from common.checkpoint.headers import read_headers
 from common.checkpoint.model_tensor import Linear
-from common.checkpoint.reader import CheckpointReader, ReadOptions
+from common.checkpoint.read_options import ReadOptions
+from common.checkpoint.reader import CheckpointReader
 from common.checkpoint.stored_parts import StoredParts
 from common.checkpoint.tensors import model_tensors
 from common.errors import CheckpointError

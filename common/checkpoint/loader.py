@@ -9,7 +9,8 @@ import torch
 
 from common.checkpoint.contract import check_contract
 from common.checkpoint.headers import Headers, read_headers
-from common.checkpoint.reader import CheckpointReader, Progress, ReadOptions
+from common.checkpoint.read_options import Progress, ReadOptions
+from common.checkpoint.reader import CheckpointReader
 from common.checkpoint.rehearsal import asked_parts
 from common.device.backend import Backend
 from common.device.cpu import CpuBackend
@@ -32,6 +33,7 @@ def load_model(
     device: torch.device,
     comm: Communicator | None = None,
     backend: Backend | None = None,
+    keeps_stored: bool = False,
     on_progress: Progress | None = None,
     options: ReadOptions | None = None,
 ) -> DSparkModel:
@@ -41,10 +43,8 @@ def load_model(
     reach the device by way of `backend`'s host buffers. Raises CheckpointError that names the file, key or tensors that
     are wrong, before a weight is read where the headers tell.
     """
-    if not checkpoint_dir.is_dir():
-        raise CheckpointError(f"no checkpoint folder at {checkpoint_dir}")
+    config = load_config(checkpoint_dir)
     comm, backend = comm or Communicator(), backend or CpuBackend()
-    config = ModelConfig.load(checkpoint_dir)
     headers = read_headers(checkpoint_dir)
     _check(checkpoint_dir, config, headers)
     wanted = asked_parts(config, headers, comm.shard)
@@ -59,12 +59,27 @@ def load_model(
         ) as reader,
         Staging(backend, num_threads=NUM_THREADS) as staging,
     ):
-        model = build_model(config, reader, dtype=dtype, device=device, comm=comm, staging=staging)
+        model = build_model(
+            config,
+            reader,
+            dtype=dtype,
+            device=device,
+            comm=comm,
+            staging=staging,
+            keeps_stored=keeps_stored,
+        )
         staging.wait()
     logger.info(
         "%s: %.2f GB read at %.0f MB/s", comm.shard, reader.num_wanted_bytes / 1e9, reader.mb_per_s
     )
     return model
+
+
+def load_config(checkpoint_dir: Path) -> ModelConfig:
+    """Raises CheckpointError when there is no such folder or its configuration is wrong."""
+    if not checkpoint_dir.is_dir():
+        raise CheckpointError(f"no checkpoint folder at {checkpoint_dir}")
+    return ModelConfig.load(checkpoint_dir)
 
 
 def _check(checkpoint_dir: Path, config: ModelConfig, headers: Headers) -> None:

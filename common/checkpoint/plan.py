@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from common.checkpoint.contract import wanted_parts
 from common.checkpoint.formats import CheckpointFormat
 from common.checkpoint.headers import ITEM_BYTES, Headers
-from common.checkpoint.model_tensor import ModelTensor, Sharing
+from common.checkpoint.model_tensor import Linear, ModelTensor, Sharing
 from common.checkpoint.tensors import model_tensors
 from common.errors import ConfigError
 from common.kv_cache.layout import PAGE_TOKENS, Region, Retention, num_pages_for
@@ -33,8 +33,10 @@ class WeightsHeld(enum.Enum):
 
     STORED = "stored"
     """As the checkpoint has them; for kernels that multiply quantised matrices."""
+    NATIVE = "native"
+    """Routed experts as stored, the rest dequantised; this engine's `quantization: native`."""
     BF16 = "bfloat16"
-    """Dequantised on load, float32 where the model computes in it; what this engine does."""
+    """Dequantised on load, float32 where the model computes in it; this engine's default."""
     FP32 = "float32"
 
 
@@ -196,7 +198,8 @@ def _held_bytes(
     checkpoint_format: CheckpointFormat,
     weights: WeightsHeld,
 ) -> int:
-    if weights is WeightsHeld.STORED:
+    is_expert = tensor.linear is Linear.ROUTED_EXPERT
+    if weights is WeightsHeld.STORED or (weights is WeightsHeld.NATIVE and is_expert):
         wanted = wanted_parts(tensor, checkpoint_format, headers)
         return sum(math.prod(part.shape) * ITEM_BYTES[part.dtype] for part in wanted)
     if tensor.dtype == "I64":

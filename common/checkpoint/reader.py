@@ -6,42 +6,31 @@ Knows files, storages and digests; nothing of the model but names.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
-from common.checkpoint.dequantize import dequantize_fp4, dequantize_fp8, dequantize_int8
+from common.checkpoint.dequantize import dequantize
 from common.checkpoint.digests import RunningDigest, load_digests
 from common.checkpoint.headers import Headers, StoredTensor, read_headers
-from common.checkpoint.mapped import MappedFile
+from common.checkpoint.held import hold
+from common.checkpoint.mapped import TORCH_DTYPES, MappedFile
 from common.checkpoint.meter import LoadMeter
 from common.checkpoint.read_ahead import Range, ReadAhead
+from common.checkpoint.read_options import Progress, ReadOptions
 from common.checkpoint.sanity import require_sane
 from common.checkpoint.scales import ScalePart
 from common.checkpoint.spans import Span, Window, spans
-from common.checkpoint.storage import Storage
 from common.checkpoint.stored_parts import StoredParts
+from common.device.staging import Staging
 from common.errors import CheckpointError
+from common.model.matrices import Matrix
 from common.model.weights import TensorPart
-
-Progress = Callable[[int, int], None]
-"""Called with bytes read so far and bytes in all."""
 
 PIECE_VALUES = 16 << 20
 """Values that are read and dequantised at once; an expert is less. As float32 they are 64 MiB."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """How weights are read."""
-
-    slow_mb_per_s: float = 500.0
-    """Storage below this many 10^6 bytes per second is warned of; 0 never warns."""
-    verify_digests: bool = True
-    """Compare tensors that are read whole with the checkpoint's digests, where it has them."""
 
 
 class CheckpointReader(Mapping[str, torch.Tensor]):
@@ -121,6 +110,30 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         """
         return self._pieces(part, largest=self._piece_values)
 
+    def held(
+        self, part: TensorPart, *, dtype: torch.dtype, device: torch.device, staging: Staging
+    ) -> Matrix | None:
+        """A part of a matrix as it is stored, for products in `dtype`; None when it is stored as values."""
+        matrix, *scales = self._parts.tensors(part.name)
+        if not scales:
+            return None
+        window = self._parts.window(part)
+        values_per_item = self._parts.values_per_item(matrix)
+        return hold(
+            self._parts.storage(matrix),
+            window,
+            self._pieces(part, largest=self._piece_values, as_codes=True),
+            [self._scale(matrix, scale, part).to(device) for scale in scales],
+            self._parts.scale_part(matrix, scales[0], window),
+            codes=torch.empty(
+                (window.num_rows, window.num_columns_taken // values_per_item),
+                dtype=TORCH_DTYPES[matrix.dtype],
+                device=device,
+            ),
+            dtype=dtype,
+            staging=staging,
+        )
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the values, without reading them."""
         return self._parts.shape(name)
@@ -140,12 +153,15 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._parts.names)
 
-    def _pieces(self, part: TensorPart, *, largest: int | None) -> Generator[torch.Tensor]:
+    def _pieces(
+        self, part: TensorPart, *, largest: int | None, as_codes: bool = False
+    ) -> Generator[torch.Tensor]:
         matrix, *scales = self._parts.tensors(part.name)
         window = self._parts.window(part)
         digest = RunningDigest() if part.is_whole and matrix.name in self._digests else None
-        scale_values = [self._scale(matrix, scale, part) for scale in scales]
-        origin = self._parts.scale_part(matrix, scales[0], window) if scales else None
+        scale_values = [] if as_codes else [self._scale(matrix, scale, part) for scale in scales]
+        has_values = as_codes or not scales
+        origin = None if has_values else self._parts.scale_part(matrix, scales[0], window)
         file = self._file(matrix.path)
         for run in window.runs(largest or max(1, window.num_values)):
             read = list(spans(matrix, run, self._parts.values_per_item(matrix)))
@@ -198,15 +214,7 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
             return codes
         # Where the codes are, seen from where the scales begin.
         row, column = run.first_row - origin.first_row, run.first_column - origin.first_column
-        match self._parts.storage(matrix):
-            case Storage.FP8:
-                return dequantize_fp8(codes, scales[0], row, column)
-            case Storage.FP4:
-                return dequantize_fp4(codes, scales[0], row, column)
-            case Storage.INT8_OFFSET:
-                return dequantize_int8(codes, scales[0], scales[1], row)
-            case _:
-                return dequantize_int8(codes, scales[0], None, row)
+        return dequantize(self._parts.storage(matrix), codes, scales, row, column)
 
     def _fetch(self, file: MappedFile, read: list[Span]) -> None:
         with self._meter:

@@ -43,7 +43,7 @@ class _Script(Mapping[str, torch.Tensor]):
     def pieces(self, part: TensorPart) -> Iterator[torch.Tensor]:
         self.asked.append(part)
         window = self._parts.window(part)
-        shape = (window.num_rows, window.end_column - window.first_column)
+        shape = (window.num_rows, window.num_columns_taken)
         num_dims = len(self.shape(part.name))
         yield torch.empty(shape[:num_dims], device="meta")
 

@@ -36,8 +36,12 @@ class Window:
         return self.end_row - self.first_row
 
     @property
+    def num_columns_taken(self) -> int:
+        return self.end_column - self.first_column
+
+    @property
     def num_values(self) -> int:
-        return self.num_rows * (self.end_column - self.first_column)
+        return self.num_rows * self.num_columns_taken
 
     @property
     def has_whole_rows(self) -> bool:
@@ -45,7 +49,7 @@ class Window:
 
     def runs(self, largest: int) -> Iterator[Window]:
         """The same in runs of rows of at most `largest` values, but at least a row."""
-        step = max(1, largest // max(1, self.end_column - self.first_column))
+        step = max(1, largest // max(1, self.num_columns_taken))
         for row in range(self.first_row, self.end_row, step):
             yield Window(
                 first_row=row,

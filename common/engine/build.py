@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.checkpoint.fingerprint import fingerprint
-from common.checkpoint.reader import Progress
+from common.checkpoint.read_options import Progress
 from common.device.ledger import Ledger
 from common.engine.build_rank import build_rank
 from common.engine.engine import Engine
 from common.engine.mesh_start import start_mesh
 from common.engine.ranks import OneRank, Ranks
 from common.engine.settings import EngineSettings
-from common.kv_cache.layout import CacheLayout
+from common.kv_cache.layout import PAGE_TOKENS, CacheLayout
 from common.model.config import ModelConfig
 
 
@@ -28,6 +28,12 @@ class LoadedEngine:
     num_slots: int
     ledger: Ledger
     """The memory of the first rank's device."""
+
+    @property
+    def max_context_length(self) -> int:
+        """Tokens of the longest request that an empty worker has room for: it lives in one data parallel group."""
+        pages = self.num_pages // self.engine.num_groups
+        return min(self.engine.config.max_context_length, pages * PAGE_TOKENS)
 
 
 def build_engine(settings: EngineSettings, *, on_progress: Progress | None = None) -> LoadedEngine:

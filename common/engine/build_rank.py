@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 from common.checkpoint.loader import load_model
-from common.checkpoint.reader import Progress, ReadOptions
+from common.checkpoint.read_options import Progress, ReadOptions
 from common.device.ledger import Ledger, MemoryKind
 from common.device.select import open_backend
 from common.engine.budget import Budget, CacheNeed
@@ -102,8 +103,12 @@ def build_rank(
     *,
     local_rank: int = 0,
     on_progress: Progress | None = None,
+    on_loaded: Callable[[], None] = lambda: None,
 ) -> BuiltRank:
-    """Load this rank's part and allocate its cache. Raises CheckpointError and ConfigError."""
+    """Load this rank's part and allocate its cache. Raises CheckpointError and ConfigError.
+
+    `on_loaded` is called between the two; ranks agree on sizes afterwards.
+    """
     if settings.dtype not in DTYPES:
         raise ConfigError(f"dtype is {settings.dtype!r}; give one of {sorted(DTYPES)}")
     if settings.quantization not in QUANTIZATIONS:
@@ -124,6 +129,7 @@ def build_rank(
         on_progress=on_progress,
         options=ReadOptions(slow_mb_per_s=settings.slow_storage_mb_per_s),
     )
+    on_loaded()
     ledger = ledger_of(model)
     sizes = Sizes.of(settings, model.config)
     if budget is not None:

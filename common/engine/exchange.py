@@ -7,6 +7,7 @@ that a group computes for a hand-off is told by its leader. Knows blocks and ran
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -23,10 +24,13 @@ Groups = Sequence[dist.ProcessGroup | None]
 """For each data parallel group the first rank with that group's ranks; None where that is the first rank alone."""
 
 
-def open_groups(mesh: MeshShape) -> Groups:
+def open_groups(mesh: MeshShape, *, timeout: timedelta) -> Groups:
     """What state moves in; every rank of the initialised process group must call this."""
     members = [sorted({0, *(dp * mesh.tp + tp for tp in range(mesh.tp))}) for dp in range(mesh.dp)]
-    return [dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None for ranks in members]
+    return [
+        dist.new_group(ranks, backend="gloo", timeout=timeout) if len(ranks) > 1 else None
+        for ranks in members
+    ]
 
 
 class StateExchange:

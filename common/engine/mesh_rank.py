@@ -63,7 +63,8 @@ class MeshRank:
         num_accepted = output.num_accepted if output else 0
         num_tokens = request.num_computed + scheduled.num_tokens + num_accepted
         digests = row_digests(self.runner.pool, request.block_table, request.slot, num_tokens)
-        everywhere = self.comm.tp.gather(torch.tensor(list(digests.values())))
+        device = self.runner.model.device  # which the group's collectives may be bound to
+        everywhere = self.comm.tp.gather(torch.tensor(list(digests.values()), device=device))
         for name, values in zip(digests, torch.stack(everywhere).T.tolist(), strict=True):
             assert len(set(values)) == 1, (
                 f"{request.request_id}: replicas of region {name} differ at {num_tokens} tokens: {values}"
@@ -91,7 +92,6 @@ class Follower:
             elif change.group == self._shard.dp_rank:
                 self._requests[change.request_id] = change
                 self._rank.adopt(change)
-                self._rank.runner.adopt(change)
         if not message.steps:
             return
         group = self._shard.dp_rank

@@ -116,8 +116,6 @@ class MeshRanks:
         for change in changes:
             if isinstance(change, Request):
                 self._rank.adopt(change)
-                if change.group == 0:
-                    self._rank.runner.adopt(change)
 
     def _collect(self, group: int, steps: GroupSteps) -> list[RequestOutput | None]:
         if not steps[group]:
@@ -136,7 +134,7 @@ class MeshRanks:
 
     def _lost(self, error: RuntimeError) -> WorkerLost:
         self._is_lost = True
-        return WorkerLost(self._processes.why_lost() or f"a collective failed: {error}")
+        return WorkerLost(self._processes.why_lost() or f"the first rank failed: {error}")
 
 
 def _is_of(change: Request | RequestId, request_id: RequestId) -> bool:

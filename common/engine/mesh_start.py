@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from common.checkpoint.loader import load_config
-from common.checkpoint.reader import Progress
+from common.checkpoint.read_options import Progress
 from common.device.select import open_backend
 from common.engine.build_rank import BuiltRank, Sizes, build_rank
 from common.engine.exchange import StateExchange, open_groups
@@ -28,6 +30,15 @@ from common.parallel.shard import Shard
 
 POLL_S = 0.02
 LOOPBACK = "127.0.0.1"
+FAILED = "failed"
+"""Where the store has what kept a rank from starting."""
+
+Meet = Callable[[str], None]
+"""Returns when all ranks have come to a stage, which it names.
+
+Before the first collective and after whatever takes ranks differently long: collectives bear with nobody for as long as
+another node may take to come, or a slow disk to be read.
+"""
 
 
 def start_mesh(
@@ -50,9 +61,8 @@ def start_mesh(
         settings, range(1, num_local), address=f"{host}:{store.port}", num_threads=num_threads
     )
     try:
-        _wait_for(store, "here", range(1, world), settings, processes.why_lost_now)
-        rank, built = _join(settings, store, rank=0, local_rank=0, on_progress=on_progress)
-        _wait_for(store, "loaded", range(1, world), settings, processes.why_lost_now)
+        meet = functools.partial(_gather, store, range(1, world), settings, processes.why_lost_now)
+        rank, built = _join(settings, store, meet, on_progress=on_progress)
     except BaseException as error:
         # What the others do meanwhile fails because one of them has.
         reason = processes.why_lost() if isinstance(error, RuntimeError) else None
@@ -84,35 +94,52 @@ def run_follower(settings: EngineSettings, *, rank: int, local_rank: int, addres
     store = TCPStore(
         host, int(port), timeout=timedelta(seconds=settings.rendezvous.start_timeout_s)
     )
-    store.set(f"here/{rank}", "")
-    mesh_rank, _ = _join(settings, store, rank=rank, local_rank=local_rank, on_progress=None)
-    store.set(f"loaded/{rank}", "")
+    meet = functools.partial(_arrive, store, rank)
+    try:
+        mesh_rank, _ = _join(settings, store, meet, rank=rank, local_rank=local_rank)
+    except Exception as error:
+        # The first rank hears of the end of its own node's processes only. Whoever is first is the cause.
+        shard, reason = Shard(mesh=settings.mesh, rank=rank), str(error).partition("\n")[0]
+        with contextlib.suppress(RuntimeError):
+            store.compare_set(FAILED, "", f"{shard} failed: {reason}")
+        raise
     Follower(mesh_rank).follow()
 
 
 def _join(
     settings: EngineSettings,
     store: TCPStore,
+    meet: Meet,
     *,
-    rank: int,
-    local_rank: int,
-    on_progress: Progress | None,
+    rank: int = 0,
+    local_rank: int = 0,
+    on_progress: Progress | None = None,
 ) -> tuple[MeshRank, BuiltRank]:
     """Become a rank: groups first, which all ranks make in the same order, then weights and cache."""
+    timeout = timedelta(seconds=settings.rendezvous.timeout_s)
+    meet("here")
     dist.init_process_group(
         "gloo",
         store=store,
         rank=rank,
         world_size=settings.mesh.num_ranks,
-        timeout=timedelta(seconds=settings.rendezvous.timeout_s),
+        timeout=timeout,
     )
     shard = Shard(mesh=settings.mesh, rank=rank)
-    comm = open_communicator(shard, backend=open_backend(settings.device).collectives)
+    backend = open_backend(settings.device).collectives
+    comm = open_communicator(shard, backend=backend, timeout=timeout)
     # Before anything is read: a rank that fails to load would be waited for here.
-    groups = open_groups(settings.mesh)
-    built = build_rank(settings, comm, local_rank=local_rank, on_progress=on_progress)
+    groups = open_groups(settings.mesh, timeout=timeout)
+    built = build_rank(
+        settings,
+        comm,
+        local_rank=local_rank,
+        on_progress=on_progress,
+        on_loaded=lambda: meet("loaded"),
+    )
     exchange = StateExchange(shard, groups, built.runner.pool, built.whole)
     link = Link(rank)
+    meet("ready")
     return MeshRank(built.runner, exchange, link, checks_replicas=settings.checks_replicas), built
 
 
@@ -143,22 +170,31 @@ def _num_local(settings: EngineSettings) -> int:
     )
 
 
-def _wait_for(
+def _arrive(store: TCPStore, rank: int, stage: str) -> None:
+    """How every rank but the first meets the others."""
+    store.set(f"{stage}/{rank}", "")
+    store.wait([stage])
+
+
+def _gather(
     store: TCPStore,
-    stage: str,
     ranks: Sequence[int],
     settings: EngineSettings,
     why_lost: Callable[[], str | None],
+    stage: str,
 ) -> None:
-    """Until all ranks have come to a stage; asks, because a wait inside torch would outlast a rank that has died."""
+    """How the first rank meets the others; asks, because a wait inside torch would outlast a rank that has died."""
     deadline = time.monotonic() + settings.rendezvous.start_timeout_s
     missing = list(ranks)
     while missing := [rank for rank in missing if not store.check([f"{stage}/{rank}"])]:
         if (reason := why_lost()) is not None:
             raise WorkerLost(reason)
+        if store.check([FAILED]):
+            raise WorkerLost(store.get(FAILED).decode())
         if time.monotonic() > deadline:
             raise WorkerLost(
                 f"ranks {', '.join(map(str, missing))} of {settings.mesh} were not {stage} "
                 f"within {settings.rendezvous.start_timeout_s} s"
             )
         time.sleep(POLL_S)
+    store.set(stage, "")

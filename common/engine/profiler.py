@@ -27,7 +27,7 @@ class Recording:
     """A recording that has ended."""
 
     num_steps: int
-    """Steps that were begun and ended meanwhile; one more than asked for may have been under way."""
+    """As many as were asked for, and what the engine did until it heard that they were enough."""
     seconds: float
     trace: bytes
     """Gzipped JSON of Chrome's trace format."""
@@ -62,18 +62,29 @@ class StepProfiler:
 
     async def _record(self, max_steps: int, max_seconds: float) -> Recording:
         profiler = torch.profiler.profile(activities=_activities(), record_shapes=True)
-        # It records the thread that starts it, and must be stopped by the same.
-        await self._engine.call(profiler.start)
-        began, num_steps = time.monotonic(), 0
+        engine = self._engine
+
+        # It records the thread that starts it, and must be stopped by the same; between two steps no count is half done.
+        def start() -> int:
+            profiler.start()
+            return engine.num_steps
+
+        def stop() -> int:
+            profiler.stop()
+            return engine.num_steps
+
+        began = time.monotonic()
         try:
+            num_before, began = await engine.call(start), time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max_seconds):
-                    while num_steps < max_steps:
-                        await self._engine.wait_reported()
-                        num_steps += 1
+                    while engine.num_steps - num_before < max_steps:
+                        await engine.wait_reported()
         finally:
+            # Even if this was given up before the start came to its turn: it will.
             seconds = time.monotonic() - began
-            await self._engine.call(profiler.stop)
+            num_after = await engine.call(stop)
+        num_steps = num_after - num_before
         if num_steps == 0:
             raise NothingRecorded(
                 f"the engine made no step in {max_seconds} s; send it requests meanwhile"

@@ -20,8 +20,8 @@ from common.types import RequestId
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 10.0
-"""How often an engine that sleeps is asked to keep its other ranks awake."""
+IDLE_S = 1.0
+"""How often an engine that sleeps is asked to keep its other ranks awake; so soon it notices that one is gone."""
 
 
 class Steps(Protocol):
@@ -103,6 +103,7 @@ class EngineThread(Generic[Report]):
     """Runs a loop over an engine on a thread of its own. Every method is called from the event loop.
 
     A loop that raises is over: `on_crash` is called once, on the event loop, and later commands raise WorkerLost.
+    `ends_step` tells the last report of a step from those before it.
     """
 
     def __init__(
@@ -112,10 +113,12 @@ class EngineThread(Generic[Report]):
         *,
         on_report: Callable[[Report], None],
         on_crash: Callable[[Exception], None],
+        ends_step: Callable[[Report], bool] = lambda report: True,
         clock: Callable[[], float] = time.monotonic,
         idle_s: float = IDLE_S,
     ) -> None:
         self._engine = engine
+        self._ends_step = ends_step
         self._loop = loop
         self._on_report = on_report
         self._on_crash = on_crash
@@ -124,6 +127,8 @@ class EngineThread(Generic[Report]):
         self._removals: set[asyncio.Future[Request | None]] = set()
         self._calls: set[asyncio.Future[Any]] = set()
         self._has_reported = asyncio.Event()
+        self.num_steps = 0
+        """Steps that have ended; counted on the engine's thread."""
         self._ended = asyncio.Event()
         self._has_crashed = asyncio.Event()
         self.crash: Exception | None = None
@@ -192,13 +197,19 @@ class EngineThread(Generic[Report]):
             self._calls.discard(called)
 
     async def wait_reported(self) -> None:
-        """Return when the engine has made one more step."""
+        """Return at the next report."""
         await self._has_reported.wait()
 
     def _run(self) -> None:
         crash: Exception | None = None
         try:
             self._loop(self._engine, self._crossing)
+        except WorkerLost as error:
+            # Says which rank went and why; the trace says only how that was noticed.
+            logger.error(
+                "the engine failed; every request of this worker fails with it: %s", error.message
+            )
+            crash = error
         except Exception as error:
             logger.exception("the engine failed; every request of this worker fails with it")
             crash = error
@@ -206,6 +217,7 @@ class EngineThread(Generic[Report]):
         self._events.call_soon_threadsafe(self._end, crash)
 
     def _emit(self, report: Report) -> None:
+        self.num_steps += self._ends_step(report)
         self._events.call_soon_threadsafe(self._reported, report)
 
     def _reported(self, report: Report) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from common.model.config import ModelConfig
+from common.model.joined import joined
 from common.model.kernels import Kernels
 from common.model.plan import StepPlan
 from common.model.rope import RopeTable
@@ -38,10 +39,9 @@ class Compressor:
         self._row_width = coff * width
         wkv = weights.floats("wkv.weight", coff * width, config.hidden_size)
         wgate = weights.floats("wgate.weight", coff * width, config.hidden_size)
-        self.wkv_gate = torch.cat((wkv, wgate))
-        self.ape = torch.cat(
-            (torch.zeros_like(a := weights.floats("ape", ratio, coff * width)), a), dim=1
-        )
+        self.wkv_gate = joined((wkv, wgate))
+        ape = weights.floats("ape", ratio, coff * width)
+        self.ape = joined((ape.new_zeros(ape.shape), ape), dim=1)
         self.norm = weights.floats("norm.weight", width)
 
     def __call__(

@@ -16,6 +16,7 @@ from common.kv_cache.pool import CachePool
 from common.model.attention import LatentProjection
 from common.model.config import ModelConfig
 from common.model.hyper_connections import HyperConnection, HyperHead
+from common.model.joined import joined
 from common.model.kernels import Kernels
 from common.model.moe import MoE
 from common.model.plan import StepPlan
@@ -116,7 +117,7 @@ class Drafter:
         )
         self.confidence = last.floats("confidence_head.proj.weight", 1, hidden + rank)
         # One product gives the context rows of all stages.
-        self._context_wkv = torch.cat([stage.projection.wkv for stage in self._stages])
+        self._context_wkv = joined([stage.projection.wkv for stage in self._stages])
 
     def write_context(self, taps: torch.Tensor, plan: StepPlan, cache: CachePool) -> None:
         """Turn the step's taps `[N, taps * D]` into context rows of every stage.

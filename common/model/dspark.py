@@ -49,15 +49,18 @@ def build_model(
     device: torch.device,
     comm: Communicator | None = None,
     staging: Staging | None = None,
+    keeps_stored: bool = False,
 ) -> DSparkModel:
     """Take what the model needs from `tensors`, or what the rank of `comm` needs of it.
 
-    `staging` is the way to the device; a CPU needs none.
+    `staging` is the way to the device; a CPU needs none. With `keeps_stored` routed experts stay as they are stored.
     Raises CheckpointError that names what does not fit, ConfigError when the mesh does not divide the model.
     """
     comm = comm or Communicator()
     divisible(config).require_divided_by(comm.shard.mesh)
-    weights = Weights(tensors, dtype=dtype, device=device, staging=staging)
+    weights = Weights(
+        tensors, dtype=dtype, device=device, staging=staging, keeps_stored=keeps_stored
+    )
     kernels = select_kernels(device, dtype)
     target = Target(config, weights, kernels, device, comm)
     drafter = None

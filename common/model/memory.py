@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from common.model.dspark import DSparkModel
+from common.model.matrices import Matrix
 from common.model.rope import RopeTable
 
 
@@ -51,6 +52,8 @@ def _tensors(
 def _children(value: object) -> Iterable[object]:
     if isinstance(value, list | tuple):
         return value
+    if isinstance(value, Matrix):
+        return value.tensors
     if isinstance(value, dict):
         return value.values()
     # Modules of a model keep what they have as attributes; everything else has no weights.

@@ -11,65 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from common.model.config import ModelConfig
+from common.model.experts import ExpertBank, StoredExpertBank, swiglu
+from common.model.joined import joined
 from common.model.kernels import Kernels
 from common.model.weights import Weights
 from common.parallel.collectives import Communicator
-from common.parallel.shard import Shard
-
-
-class ExpertBank:
-    """This rank's routed experts of one layer, stacked; tensors `experts.{e}.w1|w2|w3`."""
-
-    def __init__(
-        self, config: ModelConfig, weights: Weights, kernels: Kernels, shard: Shard
-    ) -> None:
-        whole, hidden = config.moe_intermediate_size, config.hidden_size
-        part = shard.expert_width(whole)
-        width = part.stop - part.start
-        ids = shard.experts(config.n_routed_experts)
-        self.first = ids.start
-        """Id of the first expert."""
-        self.num_experts = experts = len(ids)
-        self._limit = config.swiglu_limit
-        self._kernels = kernels
-        # Filled one by one: a layer's experts in a list and stacked would be in memory twice.
-        self.w13 = weights.empty_matrices(experts, 2 * width, hidden)  # [E, 2 * I, D]
-        self.w2 = weights.empty_matrices(experts, width, hidden)  # [E, I, D]
-        for e in range(experts):
-            expert = weights.under(f"experts.{ids[e]}")
-            expert.fill(self.w13[e, :width], "w1.weight", whole, hidden, rows=part)
-            expert.fill(self.w13[e, width:], "w3.weight", whole, hidden, rows=part)
-            expert.fill(self.w2[e], "w2.weight", hidden, whole, columns=part, is_transposed=True)
-
-    def __call__(
-        self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
-    ) -> torch.Tensor:
-        """Weighted sum of the chosen experts; `expert_ids`, which count from `first`, and `expert_weights` are `[N, k]`."""
-        if expert_ids.numel() <= self._kernels.few_pairs:
-            return self._kernels.few_experts(
-                x, expert_ids, expert_weights, self.w13, self.w2, self._limit
-            )
-        return self.grouped(x, expert_ids, expert_weights)
-
-    def grouped(
-        self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
-    ) -> torch.Tensor:
-        """Each chosen expert once, over the rows that chose it."""
-        top_k = expert_ids.shape[1]
-        order = expert_ids.flatten().argsort(stable=True)
-        rows = order // top_k
-        counts = torch.bincount(expert_ids.flatten(), minlength=self.num_experts).tolist()
-        weights = expert_weights.flatten()[order].to(x.dtype).unsqueeze(-1)
-        sorted_x = x[rows]
-        outputs = []
-        begin = 0
-        for e, count in enumerate(counts):
-            if count:
-                end = begin + count
-                y = swiglu(F.linear(sorted_x[begin:end], self.w13[e]), self._limit)
-                outputs.append((y * weights[begin:end]) @ self.w2[e])
-                begin = end
-        return torch.zeros_like(x).index_add_(0, rows, torch.cat(outputs))
 
 
 class SpreadExperts:
@@ -79,7 +25,7 @@ class SpreadExperts:
     a part of the sum, which the group's own sum completes.
     """
 
-    def __init__(self, bank: ExpertBank, comm: Communicator) -> None:
+    def __init__(self, bank: ExpertBank | StoredExpertBank, comm: Communicator) -> None:
         self._bank = bank
         self._dp = comm.dp
 
@@ -115,10 +61,7 @@ class SpreadExperts:
             return x, expert_ids, expert_weights
         columns = (x, expert_ids.int(), expert_weights.float())
         packed = torch.cat([each.contiguous().view(torch.uint8) for each in columns], dim=1)
-        room = packed.new_zeros(max(rows_by_group), packed.shape[1])
-        room[: len(packed)] = packed
-        parts = self._dp.gather(room)
-        gathered = torch.cat([part[:n] for part, n in zip(parts, rows_by_group, strict=True)])
+        gathered = self._dp.gather_rows(packed, rows_by_group)
         widths = [each.shape[1] * each.element_size() for each in columns]
         x_all, ids_all, weights_all = (
             each.contiguous().view(like.dtype)
@@ -175,14 +118,18 @@ class MoE:
         self.gate = weights.floats("gate.weight", config.n_routed_experts, hidden)
         self._router = (HashRouter if is_hash_routed else ScoreRouter)(config, weights)
         shared = weights.under("shared_experts")
-        self.shared_w13 = torch.cat(
+        self.shared_w13 = joined(
             (
                 shared.matrix("w1.weight", width, hidden, rows=part),
                 shared.matrix("w3.weight", width, hidden, rows=part),
             )
         )
         self.shared_w2 = shared.matrix("w2.weight", hidden, width, columns=part)
-        self.experts = ExpertBank(config, weights, kernels, comm.shard)
+        self.experts = (
+            StoredExpertBank(config, weights, comm.shard)
+            if weights.keeps_stored
+            else ExpertBank(config, weights, kernels, comm.shard)
+        )
         self._spread = SpreadExperts(self.experts, comm) if comm.shard.mesh.ep > 1 else None
 
     def __call__(
@@ -211,9 +158,3 @@ class MoE:
             x = self.shared_w2.new_empty(0, self.shared_w2.shape[0])
             ids = torch.empty(0, self._top_k, dtype=torch.int64, device=x.device)
             self._spread(x, ids, ids.float(), rows_by_group)
-
-
-def swiglu(pair: torch.Tensor, limit: float) -> torch.Tensor:
-    """`[..., 2 * I]` of gate and up to `[..., I]`; the gate is clamped above, the up part on both sides."""
-    gate, up = pair.chunk(2, dim=-1)
-    return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)

@@ -11,6 +11,7 @@ import torch
 from common.device.cpu import CpuBackend
 from common.device.staging import Staging
 from common.errors import CheckpointError
+from common.model.matrices import DenseMatrix, Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,17 @@ class PieceSource(Protocol):
         ...
 
 
+@runtime_checkable
+class StoredSource(Protocol):
+    """A source that can give matrices as they are stored."""
+
+    def held(
+        self, part: TensorPart, *, dtype: torch.dtype, device: torch.device, staging: Staging
+    ) -> Matrix | None:
+        """Codes and scales of a part, for products in `dtype`; None when it is stored as values."""
+        ...
+
+
 class Weights:
     """A view on named tensors that checks shapes and casts, and remembers what was asked for.
 
@@ -54,13 +66,17 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         staging: Staging | None = None,
+        keeps_stored: bool = False,
         prefix: str = "",
         taken: set[str] | None = None,
     ) -> None:
+        """With `keeps_stored`, matrices that modules can use as they are stored stay so."""
         self._tensors = tensors
+        self._source = tensors if isinstance(tensors, PieceSource) else None
         self._dtype = dtype
         self._device = device
         self._staging = staging or Staging(CpuBackend())
+        self.keeps_stored = keeps_stored
         self._prefix = prefix
         self.taken: set[str] = set() if taken is None else taken
 
@@ -71,6 +87,7 @@ class Weights:
             dtype=self._dtype,
             device=self._device,
             staging=self._staging,
+            keeps_stored=self.keeps_stored,
             prefix=f"{self._prefix}{prefix}.",
             taken=self.taken,
         )
@@ -86,6 +103,27 @@ class Weights:
         columns: slice | None = None,
     ) -> torch.Tensor:
         return self._take(name, shape, self._dtype, rows, columns)
+
+    def held(
+        self,
+        name: str,
+        *shape: int,
+        rows: slice | None = None,
+        columns: slice | None = None,
+    ) -> Matrix:
+        """A matrix for products: as it is stored where that is wanted and it is quantised, else as values."""
+        full_name = self._prefix + name
+        if self.keeps_stored and isinstance(self._tensors, StoredSource):
+            part = TensorPart(
+                full_name, _unless_whole(rows, shape, 0), _unless_whole(columns, shape, 1)
+            )
+            held = self._tensors.held(
+                part, dtype=self._dtype, device=self._device, staging=self._staging
+            )
+            if held is not None:
+                self.taken.add(full_name)
+                return held
+        return DenseMatrix(self.matrix(name, *shape, rows=rows, columns=columns))
 
     def floats(
         self,
@@ -108,8 +146,12 @@ class Weights:
         columns: slice | None = None,
         is_transposed: bool = False,
     ) -> None:
-        """Copy a matrix, or its transpose, into room such as a part of `empty_matrices`, with no copy in between."""
-        self._copy(name, shape, rows, columns, room.T if is_transposed else room)
+        """Copy a matrix, or its transpose, into room such as a part of `empty_matrices`, with no copy in between.
+
+        It is there once `staging` has been waited for: until then the matrix may be read beside others.
+        """
+        room = room.T if is_transposed else room
+        self._staging.later(lambda: self._copy(name, shape, rows, columns, room))
 
     def empty_matrices(self, *shape: int) -> torch.Tensor:
         """Room for matrices that are to lie side by side, in their type and place."""
@@ -149,9 +191,9 @@ class Weights:
         self.taken.add(full_name)
 
     def _pieces(self, part: TensorPart, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        if isinstance(self._tensors, PieceSource) and part.name in self._tensors:
-            _require_shape(part.name, self._tensors.shape(part.name), shape)
-            yield from self._tensors.pieces(part)
+        if self._source is not None and part.name in self._tensors:
+            _require_shape(part.name, self._source.shape(part.name), shape)
+            yield from self._source.pieces(part)
             return
         whole = self._tensors.get(part.name)
         if whole is None:

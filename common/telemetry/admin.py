@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
 logger = logging.getLogger(__name__)
+
+CALL_S = 10.0
+"""For a connection that says nothing."""
 
 
 class AdminServer:
@@ -98,6 +101,16 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
+    def server_bind(self) -> None:
+        """Without asking DNS for the host's name, which takes long where there is none to answer."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever asked has gone, or never said what for."""
+        logger.debug("a call to the admin port was not finished", exc_info=True)
+
 
 class _ServerV6(_Server):
     address_family = socket.AF_INET6
@@ -105,6 +118,8 @@ class _ServerV6(_Server):
 
 class _QuietHandler(WSGIRequestHandler):
     """A line for every probe would be most of a log."""
+
+    timeout = CALL_S
 
     def log_message(self, format: str, *args: object) -> None:
         return

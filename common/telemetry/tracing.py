@@ -139,6 +139,16 @@ def under(span: Span | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Tasks that the block begins belong to no trace: they serve many requests, or outlive the one that began them."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextlib.contextmanager
 def part(name: str, attributes: Attributes | None = None) -> Iterator[None]:
     """The block is a span of its own below the task's; does nothing without one."""
     above = _current.get()

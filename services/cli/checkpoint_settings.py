@@ -58,9 +58,9 @@ class PlanSettings(CheckpointSettings):
         default="bfloat16",
         description="how cache rows are kept; official is the published FP8 and FP4 layout",
     )
-    weights: Literal["stored", "bfloat16", "float32"] = Field(
+    weights: Literal["stored", "native", "bfloat16", "float32"] = Field(
         default="bfloat16",
-        description="how weights are held: dequantised, as this engine does, or as stored",
+        description="how weights are held: dequantised; native: routed experts as stored; or all as stored",
     )
     draft_length: int | None = Field(
         default=None, ge=0, le=63, description="the checkpoint's own if not given"

@@ -107,6 +107,7 @@ def engine_settings(settings: AllSettings, worker: WorkerSection) -> EngineSetti
         checkpoint_dir=checkpoint_folder(settings.model),
         dtype=engine.dtype,
         device=engine.device,
+        quantization=engine.quantization,
         memory_fraction=engine.memory_fraction,
         mesh=MeshShape(dp=mesh.dp, tp=mesh.tp, ep=mesh.ep),
         rendezvous=Rendezvous(

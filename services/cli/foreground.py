@@ -44,6 +44,7 @@ def run_role(
         report = with_last_words(report, settings.termination_log, name)
     return run_service(
         lambda stop: role(settings, report, stop),
+        program=f"dspark {name}",
         report=report,
         shutdown_s=settings.shutdown_s,
         is_supervised=is_supervised,

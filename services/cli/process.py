@@ -27,24 +27,26 @@ Serve = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def run_service(
-    serve: Serve, *, report: Report, shutdown_s: float, is_supervised: bool
+    serve: Serve, *, program: str, report: Report, shutdown_s: float, is_supervised: bool
 ) -> NoReturn:
     """Run until a stop signal or a failure, which is reported; then end this process with the exit code.
 
     The first signal lets running requests finish for `shutdown_s` seconds, the second ends everything. A supervised
-    process also stops when its parent is gone, and leaves it to the parent to tell people of a failure; otherwise that is
-    raised.
+    process also stops when its parent is gone, and leaves it to the parent to tell people of a failure; otherwise
+    `program` is said to have failed.
     """
     faulthandler.enable()
     try:
         asyncio.run(_run(serve, shutdown_s, is_supervised))
     except Exception as error:
         failure = failure_of(error)
-        if failure.exit_code == EXIT_OTHER:
+        # A rank that was lost is named with its cause; a trace says only how that was noticed.
+        is_rank_lost = any(isinstance(each, WorkerLost) for each in (error, error.__cause__))
+        if failure.exit_code == EXIT_OTHER and not is_rank_lost:
             logger.exception("the service failed")
         report(Failed(cause=failure.cause, exit_code=failure.exit_code))
         if not is_supervised:
-            raise failure from None
+            print(f"{program}: {failure.cause}", file=sys.stderr)
         leave(failure.exit_code)
     raise AssertionError("a service that ended well has left")
 

@@ -122,7 +122,7 @@ async def _load(settings: EngineSettings, report: Report, startup: Startup) -> L
         loaded.num_pages,
         loaded.num_slots,
         cache_bytes / 1e6,
-        loaded.engine.config.max_context_length,
+        loaded.max_context_length,
         loaded.engine.config.draft_length,
     )
     report(Phase(name="warm-up"))

@@ -58,6 +58,11 @@ class EngineSection(Section):
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
+    quantization: Literal["dequantize", "native"] = Field(
+        default="dequantize",
+        description="native: routed experts stay as the checkpoint stores them and are dequantised while they are used, "
+        "which takes a half or a quarter of the memory and more time for every product",
+    )
     memory_fraction: float | None = Field(
         default=None,
         gt=0,
@@ -115,7 +120,8 @@ class RendezvousSection(Section):
     """Where the ranks of a mesh meet when they are on several machines."""
 
     address: str = Field(
-        default="", description="host:port of the first machine; a free port of this one if not given"
+        default="",
+        description="host:port of the first machine; a free port of this one if not given",
     )
     num_nodes: int = Field(default=1, ge=1, description="machines, with equally many ranks each")
     node_rank: int = Field(

@@ -129,7 +129,7 @@ def build_worker(
         role="prefill",
         model=config.model,
         model_fingerprint=loaded.fingerprint,
-        max_context_length=loaded.engine.config.max_context_length,
+        max_context_length=loaded.max_context_length,
         vocab_size=loaded.model_config.vocab_size,
         draft_length=loaded.engine.config.draft_length,
         num_pages=loaded.num_pages,

@@ -26,8 +26,9 @@ class HandoffConfig:
     """For the bytes that are under way at one time."""
     complete_timeout_s: float = 30.0
     """The receiver digests all bytes in that time."""
-    announced_bytes: int = 1 << 20
-    """The receiver hears of a write that is at least so large and digests its rows while others travel."""
+    announced_bytes: int = 1 << 19
+    """Whenever so many have arrived, the receiver hears of it and digests them while others travel. Fewer are digested
+    in less time than the news takes."""
     abort_timeout_s: float = 1.0
     lease_s: float = 30.0
     """How long handed-over state is kept for another decode worker; less when its room is needed."""

@@ -78,6 +78,9 @@ class Handoff:
         self._num_tokens = num_tokens
         self._layout = sender.memory.layout
         self._sent: Rows = tuple(range(0) for _ in self._layout.regions)
+        self._announced = self._sent
+        self._num_unannounced = 0
+        """Bytes that have arrived since."""
         self._digest = RowDigest(sender.memory, source)
         self._announcements: list[asyncio.Task[None]] = []
         self._announcing = asyncio.Lock()
@@ -130,8 +133,10 @@ class Handoff:
 
     async def send_computed(self, num_computed: int) -> None:
         """Send what nothing rewrites when so many positions are computed, and was not sent yet; in the end all."""
-        rows, num_bytes = await self._send_final(num_computed)
-        if num_bytes >= self._sender.config.announced_bytes:
+        self._num_unannounced += await self._send_final(num_computed)
+        if self._num_unannounced >= self._sender.config.announced_bytes:
+            rows = rows_after(self._sent, self._announced)
+            self._announced, self._num_unannounced = self._sent, 0
             self._announcements.append(asyncio.create_task(self._announce(rows)))
 
     async def finish(self, first: FirstTokenSampled) -> None:
@@ -185,11 +190,11 @@ class Handoff:
             await self._ask(self._stub.Negotiate(request, timeout=timeout_s))
         )
 
-    async def _send_final(self, num_computed: int) -> tuple[Rows, int]:
-        """(the rows that were sent, their bytes)."""
+    async def _send_final(self, num_computed: int) -> int:
+        """The bytes that were sent."""
         final = self._final_rows(num_computed)
         new, self._sent = rows_after(final, self._sent), final
-        return new, await self._send_and_digest(new) if any(new) else 0
+        return await self._send_and_digest(new) if any(new) else 0
 
     async def _send_and_digest(self, rows: Rows) -> int:
         """The digest is taken while the bytes travel."""

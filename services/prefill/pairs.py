@@ -11,6 +11,7 @@ import grpc.aio
 from common.errors import ContractMismatch, TransferFailed
 from common.rpc.status import error_of_call
 from common.telemetry.metrics import TransferMetrics
+from common.telemetry.tracing import apart
 from common.transfer import convert
 from common.transfer.config import TransferConfig
 from common.transfer.engine import TransferEngine
@@ -127,7 +128,8 @@ class Pairs:
         meeting = self._meetings.get(address)
         if meeting is None:
             self._metrics.meetings.labels(kind=kind).inc()
-            meeting = asyncio.create_task(self._introduce(address))
+            with apart():
+                meeting = asyncio.create_task(self._introduce(address))
             self._meetings[address] = meeting
             meeting.add_done_callback(lambda ended: self._end_meeting(address, ended))
         return meeting

@@ -77,7 +77,11 @@ class PrefillWorker:
         )
         self.quarantine = Quarantine(self._is_receiver_gone)
         self.engine = EngineThread(
-            engine, run_prefill_loop, on_report=self._on_report, on_crash=self._on_crash
+            engine,
+            run_prefill_loop,
+            on_report=self._on_report,
+            on_crash=self._on_crash,
+            ends_step=lambda report: report.step is not None,
         )
         self.is_draining = False
         self._is_closed = False

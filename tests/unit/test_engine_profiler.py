@@ -81,12 +81,15 @@ async def test_one_recording_at_a_time_and_the_next_one_after_it(
         await profiler.record(max_steps=1, max_seconds=0.01)
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
 async def test_a_recording_that_is_given_up_leaves_the_engine_unrecorded(
-    thread: EngineThread[StepReport],
+    thread: EngineThread[StepReport], has_begun: bool
 ) -> None:
     profiler = StepProfiler(thread)
     recording = asyncio.create_task(profiler.record(max_steps=1, max_seconds=WAIT_S))
-    await thread.call(lambda: None)  # comes after the recording's begin
+    await asyncio.sleep(0)
+    if has_begun:
+        await thread.call(lambda: None)  # comes after the recording's begin
     recording.cancel()
     with pytest.raises(asyncio.CancelledError):
         await recording

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from common.model.kernels.interface import Kernels
 from common.model.kernels.plain import PlainKernels
 
+logger = logging.getLogger(__name__)
+
 
 def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     """The fastest version that runs on the device in the model's dtype."""
-    if device.type == "cpu" and dtype == torch.float32:
-        # Imported here: other devices need neither numba nor its half second of start-up.
-        from common.model.kernels.cpu import CpuKernels
+    # Imported where they are chosen: no device has what the others need.
+    match device.type:
+        case "cpu" if dtype == torch.float32:
+            from common.model.kernels.cpu import CpuKernels
 
-        return CpuKernels()
-    return PlainKernels()
+            return CpuKernels()
+        case "cuda":
+            return _cuda_kernels()
+        case "npu":
+            from common.model.kernels.npu import npu_kernels
+
+            return npu_kernels()
+        case _:
+            return PlainKernels()
+
+
+def _cuda_kernels() -> Kernels:
+    try:
+        from common.model.kernels.cuda import CudaKernels
+    except ModuleNotFoundError as error:
+        # It comes with torch's CUDA wheels for Linux, and nowhere else.
+        logger.warning("steps will be slower: %s is not installed", error.name)
+        return PlainKernels()
+    return CudaKernels()
