@@ -5,7 +5,6 @@ Knows files and processes; every measurement is a process of its own, as the hig
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import multiprocessing
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -185,20 +184,21 @@ def _load(folder: Path, shard: Shard) -> Callable[[], object]:
 def _read_with_safetensors(folder: Path, shard: Shard) -> Callable[[], object]:
     """The same parts as the process's own, as a model needs them; without the copy nothing would be read yet."""
     headers = read_headers(folder)
-    parts = asked_parts(ModelConfig.load(folder), headers, shard)
+    by_file: dict[Path, list[TensorPart]] = {}
+    for part in asked_parts(ModelConfig.load(folder), headers, shard):
+        by_file.setdefault(headers[part.name].path, []).append(part)
 
     def read() -> list[torch.Tensor]:
-        with contextlib.ExitStack() as stack:
-            files = {
-                path: stack.enter_context(safe_open(path, framework="pt"))
-                for path in shard_paths(folder)
-            }
-            return [_cut(files[headers[part.name].path], part).clone() for part in parts]
+        held: list[torch.Tensor] = []
+        for path, parts in by_file.items():
+            with safe_open(path, framework="pt") as file:
+                held += [_cut(file, part).clone() for part in parts]
+        return held
 
     return read
 
 
-def _cut(file: safe_open, part: TensorPart) -> torch.Tensor:
+def _cut(file: Any, part: TensorPart) -> torch.Tensor:
     if part.is_whole:
         return cast(torch.Tensor, file.get_tensor(part.name))
     stored = file.get_slice(part.name)

@@ -23,6 +23,7 @@ from benchmarks.load import drive
 from benchmarks.prompts import load_prompts
 from common.engine.meter import StepMeter
 from common.engine.settings import EngineSettings
+from common.telemetry.tracing import OFF, Tracing
 from common.transfer.config import TransferConfig
 from services.cli.ports import free_ports
 from services.decode.app import serve as serve_decode
@@ -90,7 +91,7 @@ async def _run(
         with _replaced(lambda method: lambda *args: None):
             return await tokens_per_s()
 
-    async with _system(checkpoint_dir) as (address, admin_ports):
+    async with system(checkpoint_dir) as (address, admin_ports):
         say("warming up")
         await drive(address, prompts[:4], concurrency=4, max_tokens=24)
         for turn in range(num_turns):
@@ -145,8 +146,10 @@ def _get(url: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _system(checkpoint_dir: Path) -> AsyncIterator[tuple[str, list[int]]]:
-    """The router's address and all admin ports; everything is gone at the end."""
+async def system(
+    checkpoint_dir: Path, tracing: Callable[[str], Tracing] = lambda role: OFF
+) -> AsyncIterator[tuple[str, list[int]]]:
+    """The router's address and all admin ports; everything is gone at the end. `tracing` is asked for each role's."""
     ports = free_ports("127.0.0.1", 3)
     # Of two NIXL agents in one process, the library ends the process with a fault at its exit.
     common: dict[str, Any] = {
@@ -157,9 +160,13 @@ async def _system(checkpoint_dir: Path) -> AsyncIterator[tuple[str, list[int]]]:
     }
     async with contextlib.AsyncExitStack() as stack:
         decode = DecodeConfig(admin_port=ports[0], **common)
-        decode_address = await stack.enter_async_context(_serving(serve_decode, decode))
+        decode_address = await stack.enter_async_context(
+            _serving(serve_decode, decode, tracing("decode"))
+        )
         prefill = PrefillConfig(admin_port=ports[1], **common)
-        prefill_address = await stack.enter_async_context(_serving(serve_prefill, prefill))
+        prefill_address = await stack.enter_async_context(
+            _serving(serve_prefill, prefill, tracing("prefill"))
+        )
         router = RouterConfig(
             port=0,
             admin_port=ports[2],
@@ -168,15 +175,18 @@ async def _system(checkpoint_dir: Path) -> AsyncIterator[tuple[str, list[int]]]:
             decode_addresses=(decode_address,),
             prefill_addresses=(prefill_address,),
         )
-        yield await stack.enter_async_context(_serving(serve_router, router)), list(ports)
+        yield (
+            await stack.enter_async_context(_serving(serve_router, router, tracing("router"))),
+            list(ports),
+        )
 
 
 @contextlib.asynccontextmanager
-async def _serving(serve: Any, config: object) -> AsyncIterator[str]:
+async def _serving(serve: Any, config: object, tracing: Tracing) -> AsyncIterator[str]:
     """One service from its readiness on; its address."""
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    serving = asyncio.create_task(serve(config, ready=ready.set_result, stop=stop))
+    serving = asyncio.create_task(serve(config, ready=ready.set_result, stop=stop, tracing=tracing))
     try:
         await asyncio.wait((ready, serving), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():

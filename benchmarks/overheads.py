@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.by_hand import HandedOver, WorkerPair, worker_pair
@@ -19,34 +19,45 @@ from services.decode.app import serve as serve_decode
 
 NUM_TOKENS = 512
 CONCURRENCY = 4
-NUM_HANDOFFS = 128
 LONG_TOKENS = 4064
 """As near to 4096 as the shipped model's limit allows with a few tokens to follow."""
-NUM_LONG = 8
 SHORT_TOKENS = 16
 """Computed in less time than a meeting takes, so that nothing hides it."""
-NUM_COLD = 16
 GENERATED = 32
 READY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How often each is measured."""
+
+    met: int = 256
+    long: int = 8
+    cold: int = 16
+
+
+QUICK = Counts(met=24, long=2, cold=3)
 
 Say = Callable[[str], None]
 Figures = dict[str, float]
 
 
-async def run_overheads(model: str, checkpoint_dir: Path, say: Say) -> Figures:
+async def run_overheads(
+    model: str, checkpoint_dir: Path, say: Say, counts: Counts = Counts()
+) -> Figures:
     """Figures by name."""
-    prompts = token_prompts(checkpoint_dir, NUM_TOKENS, CONCURRENCY + NUM_HANDOFFS)
-    long_prompts = token_prompts(checkpoint_dir, LONG_TOKENS, NUM_LONG)
-    short_prompts = token_prompts(checkpoint_dir, SHORT_TOKENS, 2 * NUM_COLD + 2)
+    prompts = token_prompts(checkpoint_dir, NUM_TOKENS, CONCURRENCY + counts.met)
+    long_prompts = token_prompts(checkpoint_dir, LONG_TOKENS, counts.long)
+    short_prompts = token_prompts(checkpoint_dir, SHORT_TOKENS, 2 * counts.cold + 2)
     async with workers(model, "prefill", "decode") as addresses, worker_pair(*addresses) as pair:
         await pair.introduce()
         await _run_all(pair, prompts[:CONCURRENCY])
-        say(f"hand-offs: {NUM_HANDOFFS} prompts of {NUM_TOKENS} tokens, {CONCURRENCY} at once")
+        say(f"hand-offs: {counts.met} prompts of {NUM_TOKENS} tokens, {CONCURRENCY} at once")
         met = await _run_all(pair, prompts[CONCURRENCY:])
-        say(f"hand-offs: {NUM_LONG} prompts of {LONG_TOKENS} tokens, one at a time")
+        say(f"hand-offs: {counts.long} prompts of {LONG_TOKENS} tokens, one at a time")
         longs = [await pair.run(prompt, num_tokens=8) for prompt in long_prompts]
-    say(f"hand-offs: {NUM_COLD} decode workers that are new to their prefill worker")
-    cold, warm = await _cold_pairs(model, short_prompts)
+    say(f"hand-offs: {counts.cold} decode workers that are new to their prefill worker")
+    cold, warm = await _cold_pairs(model, short_prompts, counts.cold)
     return {
         **overhead_figures(met),
         **share_figures(f"long_handoff.{LONG_TOKENS}_tokens", longs),
@@ -112,7 +123,7 @@ async def _run_all(pair: WorkerPair, prompts: Sequence[Sequence[int]]) -> list[H
 
 
 async def _cold_pairs(
-    model: str, prompts: Sequence[Sequence[int]]
+    model: str, prompts: Sequence[Sequence[int]], count: int
 ) -> tuple[list[HandedOver], list[HandedOver]]:
     """(the first hand-off to each decode worker, the second)."""
     settings = AllSettings.model_validate({"model": model, "decode": {"port": 0}})
@@ -121,7 +132,7 @@ async def _cold_pairs(
     cold: list[HandedOver] = []
     warm: list[HandedOver] = []
     async with workers(model, "prefill") as (prefill_address,):
-        for _ in range(1 + NUM_COLD):
+        for _ in range(1 + count):
             async with (
                 _decode_worker(settings, loaded) as decode_address,
                 worker_pair(prefill_address, decode_address) as pair,

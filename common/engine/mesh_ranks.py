@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import torch
+
 from common.engine.clock import PhaseClock
 from common.engine.mesh_rank import MeshRank
 from common.engine.messages import PlannedRun, StepMessage, outputs_from_bytes
@@ -54,7 +56,7 @@ class MeshRanks:
     def run(
         self, steps: GroupSteps, clock: PhaseClock, on_computed: OnComputed | None
     ) -> list[list[RequestOutput | None]]:
-        """Raises WorkerLost when a rank is gone; the mesh is of no use then.
+        """Raises WorkerLost when a rank is gone, OutOfMemoryError when this one ran out; the mesh is of no use then.
 
         Rows are published when the step has ended, so `on_computed` has nothing to hear.
         """
@@ -67,6 +69,10 @@ class MeshRanks:
             self._rank.publish(0, steps[0])
             with clock.phase("copy"):
                 outputs += [self._collect(group, steps) for group in range(1, self.num_groups)]
+        except torch.OutOfMemoryError:
+            # No rank is to blame; the others wait for us in the middle of the step.
+            self._is_lost = True
+            raise
         except RuntimeError as error:
             raise self._lost(error) from error
         return outputs

@@ -94,7 +94,11 @@ class RankProcesses:
             self._is_ending = True
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-            self._process.wait()
+            try:
+                self._process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("the host of ranks did not end within %s s and is killed", END_S)
+                self._process.kill()
 
     def _listen(self) -> None:
         assert self._process is not None and self._process.stdout is not None

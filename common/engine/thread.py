@@ -213,7 +213,10 @@ class EngineThread(Generic[Report]):
         except Exception as error:
             logger.exception("the engine failed; every request of this worker fails with it")
             crash = error
-        self._engine.close()
+        try:
+            self._engine.close()
+        except Exception:
+            logger.exception("the engine cannot be closed; it ends with this process")
         self._events.call_soon_threadsafe(self._end, crash)
 
     def _emit(self, report: Report) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,18 @@ class Axis:
         dist.all_gather(parts, x, group=self.group)
         return parts
 
+    def gather_rows(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """The rows of all ranks in rank order; rank i brings `lengths[i]` of them, and nothing is filled up."""
+        if self.size == 1:
+            return x
+        mine = lengths[self.index]
+        received = x.new_empty(sum(lengths), *x.shape[1:])
+        self.sent_bytes["gather_rows"] += x.nbytes * (self.size - 1)
+        # Everybody gets the same rows; a gather of tensors would have to be as long as the longest.
+        given = torch.cat([x] * self.size)
+        dist.all_to_all_single(received, given, list(lengths), [mine] * self.size, group=self.group)
+        return received
+
     def sum_parts(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """The sum of all ranks' rows for this rank: `x` holds `lengths[i]` rows for each rank i, in order."""
         if self.size == 1:
@@ -80,17 +93,17 @@ class Communicator:
         }
 
 
-def open_communicator(shard: Shard, *, backend: str) -> Communicator:
+def open_communicator(shard: Shard, *, backend: str, timeout: timedelta) -> Communicator:
     """The axes of a rank; every rank of the initialised process group must call this.
 
-    `backend` is gloo, nccl or hccl.
+    `backend` is gloo, nccl or hccl; `timeout` bounds every collective.
     """
     mesh = shard.mesh
     tp_groups = [[dp * mesh.tp + tp for tp in range(mesh.tp)] for dp in range(mesh.dp)]
     dp_groups = [[dp * mesh.tp + tp for dp in range(mesh.dp)] for tp in range(mesh.tp)]
     # Every rank takes part in making every group, in the same order.
-    tp = [_new_group(ranks, backend) for ranks in tp_groups][shard.dp_rank]
-    dp = [_new_group(ranks, backend) for ranks in dp_groups][shard.tp_rank]
+    tp = [_new_group(ranks, backend, timeout) for ranks in tp_groups][shard.dp_rank]
+    dp = [_new_group(ranks, backend, timeout) for ranks in dp_groups][shard.tp_rank]
     return Communicator(
         shard,
         Axis("tp", mesh.tp, shard.tp_rank, tp),
@@ -98,8 +111,9 @@ def open_communicator(shard: Shard, *, backend: str) -> Communicator:
     )
 
 
-def _new_group(ranks: list[int], backend: str) -> dist.ProcessGroup | None:
+def _new_group(ranks: list[int], backend: str, timeout: timedelta) -> dist.ProcessGroup | None:
     if len(ranks) == 1:
         return None
-    group: dist.ProcessGroup = dist.new_group(ranks, backend=backend)
+    # Left to itself, torch bears with a rank for half an hour, whatever the group of all ranks was given.
+    group: dist.ProcessGroup = dist.new_group(ranks, backend=backend, timeout=timeout)
     return group

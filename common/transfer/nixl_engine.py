@@ -160,18 +160,20 @@ class NixlTransferEngine:
     ) -> None:
         """Ends when the bytes are there. Raises TransferFailed when they will not be."""
         began = time.monotonic()
-        handle = None
+        handle, state = None, "PROC"
         peer.num_writes += 1
         try:
             handle, state = await self._post(peer, source, destination)
             while state == "PROC":
                 await asyncio.sleep(next_wait_s(time.monotonic() - began))
-                state = await self._on_thread(lambda: self._agent.check_xfer_state(handle))
+                state = await self._on_thread(
+                    lambda: self._settled(handle, self._agent.check_xfer_state(handle))
+                )
         except self._nixl.errors as error:
             raise TransferFailed(f"nixl: writing to {peer.address} failed: {error}") from error
         finally:
             peer.num_writes -= 1
-            if handle is not None:
+            if handle is not None and state == "PROC":
                 self._posts.submit(self._release, handle)
         if state != "DONE":
             raise TransferFailed(f"nixl: writing to {peer.address} ended as {state}")
@@ -188,12 +190,18 @@ class NixlTransferEngine:
                 self._agent.get_xfer_descs(*destination),
                 peer.agent,
             )
-            return handle, self._agent.transfer(handle)
+            return handle, self._settled(handle, self._agent.transfer(handle))
 
         num_bytes = int(source[0][:, 1].sum())
         if num_bytes <= INLINE_BYTES and not self._num_on_thread:
             return post()
         return await self._on_thread(post)
+
+    def _settled(self, handle: Any, state: str) -> str:
+        """The state; a handle whose write has ended is released at once, for another thread would be waited for."""
+        if state != "PROC":
+            self._release(handle)
+        return state
 
     def _release(self, handle: Any) -> None:
         with contextlib.suppress(*self._nixl.errors):

@@ -62,6 +62,7 @@ class AsyncClient:
         stop: types.StopParams = ...,
         model: str = ...,
         request_id: str | None = ...,
+        traceparent: str | None = ...,
         timeout: float | None = ...,
         stream: Literal[False] = ...,
     ) -> Awaitable[types.Completion]: ...
@@ -75,6 +76,7 @@ class AsyncClient:
         stop: types.StopParams = ...,
         model: str = ...,
         request_id: str | None = ...,
+        traceparent: str | None = ...,
         timeout: float | None = ...,
         stream: Literal[True],
     ) -> AsyncCompletionStream: ...
@@ -87,13 +89,15 @@ class AsyncClient:
         stop: types.StopParams = types.DEFAULT_STOP,
         model: str = "",
         request_id: str | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         stream: bool = False,
     ) -> Awaitable[types.Completion] | AsyncCompletionStream:
         """Continue a text, token ids or chat messages; awaited whole, or as a stream of events to be closed by the caller.
 
         `timeout` covers the request to its last token. A failure after the first token is never repeated: it raises
-        StreamInterruptedError, which holds what had arrived.
+        StreamInterruptedError, which holds what had arrived. `traceparent` is the caller's own trace, as W3C Trace Context
+        writes it, which the request then is a part of.
         """
         request_id = request_id or new_request_id()
         request = _convert.generate_request(
@@ -102,7 +106,7 @@ class AsyncClient:
         call = self._stub.Generate(
             request,
             timeout=self._timeout if timeout is None else timeout,
-            metadata=call_metadata(request_id, self._api_key),
+            metadata=call_metadata(request_id, self._api_key, traceparent),
         )
         events = AsyncCompletionStream(call, request_id)
         if stream:
@@ -118,6 +122,7 @@ class AsyncClient:
         stop: types.StopParams = ...,
         model: str = ...,
         request_id: str | None = ...,
+        traceparent: str | None = ...,
         timeout: float | None = ...,
         stream: Literal[False] = ...,
     ) -> Awaitable[types.Completion]: ...
@@ -131,6 +136,7 @@ class AsyncClient:
         stop: types.StopParams = ...,
         model: str = ...,
         request_id: str | None = ...,
+        traceparent: str | None = ...,
         timeout: float | None = ...,
         stream: Literal[True],
     ) -> AsyncCompletionStream: ...
@@ -143,6 +149,7 @@ class AsyncClient:
         stop: types.StopParams = types.DEFAULT_STOP,
         model: str = "",
         request_id: str | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         stream: bool = False,
     ) -> Awaitable[types.Completion] | AsyncCompletionStream:
@@ -154,6 +161,7 @@ class AsyncClient:
                 stop=stop,
                 model=model,
                 request_id=request_id,
+                traceparent=traceparent,
                 timeout=timeout,
                 stream=True,
             )
@@ -163,6 +171,7 @@ class AsyncClient:
             stop=stop,
             model=model,
             request_id=request_id,
+            traceparent=traceparent,
             timeout=timeout,
         )
 

@@ -60,6 +60,7 @@ class Client:
         stop: types.StopParams = ...,
         model: str = ...,
         request_id: str | None = ...,
+        traceparent: str | None = ...,
         timeout: float | None = ...,
         stream: Literal[False] = ...,
     ) -> types.Completion: ...
@@ -73,6 +74,7 @@ class Client:
         stop: types.StopParams = ...,
         model: str = ...,
         request_id: str | None = ...,
+        traceparent: str | None = ...,
         timeout: float | None = ...,
         stream: Literal[True],
     ) -> CompletionStream: ...
@@ -85,13 +87,15 @@ class Client:
         stop: types.StopParams = types.DEFAULT_STOP,
         model: str = "",
         request_id: str | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         stream: bool = False,
     ) -> types.Completion | CompletionStream:
         """Continue a text, token ids or chat messages; whole, or as a stream of events to be closed by the caller.
 
         `timeout` covers the request to its last token. A failure after the first token is never repeated: it raises
-        StreamInterruptedError, which holds what had arrived.
+        StreamInterruptedError, which holds what had arrived. `traceparent` is the caller's own trace, as W3C Trace Context
+        writes it, which the request then is a part of.
         """
         request_id = request_id or new_request_id()
         request = _convert.generate_request(
@@ -100,7 +104,7 @@ class Client:
         call = self._stub.Generate(
             request,
             timeout=self._timeout if timeout is None else timeout,
-            metadata=call_metadata(request_id, self._api_key),
+            metadata=call_metadata(request_id, self._api_key, traceparent),
         )
         events = CompletionStream(call, request_id)
         if stream:
@@ -117,6 +121,7 @@ class Client:
         stop: types.StopParams = ...,
         model: str = ...,
         request_id: str | None = ...,
+        traceparent: str | None = ...,
         timeout: float | None = ...,
         stream: Literal[False] = ...,
     ) -> types.Completion: ...
@@ -130,6 +135,7 @@ class Client:
         stop: types.StopParams = ...,
         model: str = ...,
         request_id: str | None = ...,
+        traceparent: str | None = ...,
         timeout: float | None = ...,
         stream: Literal[True],
     ) -> CompletionStream: ...
@@ -142,6 +148,7 @@ class Client:
         stop: types.StopParams = types.DEFAULT_STOP,
         model: str = "",
         request_id: str | None = None,
+        traceparent: str | None = None,
         timeout: float | None = None,
         stream: bool = False,
     ) -> types.Completion | CompletionStream:
@@ -153,6 +160,7 @@ class Client:
                 stop=stop,
                 model=model,
                 request_id=request_id,
+                traceparent=traceparent,
                 timeout=timeout,
                 stream=True,
             )
@@ -162,6 +170,7 @@ class Client:
             stop=stop,
             model=model,
             request_id=request_id,
+            traceparent=traceparent,
             timeout=timeout,
         )
 

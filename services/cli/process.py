@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
+from common.errors import WorkerLost
 from services.cli.events import Failed, Report
 from services.cli.failures import EXIT_OK, EXIT_OTHER, failure_of
 from services.cli.signals import StopSignals

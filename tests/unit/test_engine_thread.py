@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from unittest import mock
 
 import pytest
 
@@ -146,6 +147,26 @@ async def test_a_crash_is_told_once_and_ends_everything_that_waits(
     assert await worker.thread.remove(RequestId("b")) is None
     await worker.thread.stop()
     assert worker.crashes.empty()
+
+
+async def test_a_lost_rank_is_one_line_without_a_trace(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ScriptedEngine()
+    engine.crash = WorkerLost("rank 5 of 8 was killed by SIGKILL")
+    worker = Worker(engine)
+    worker.thread.add(a_request("a"))
+    assert await asyncio.wait_for(worker.crashes.get(), WAIT_S) is engine.crash
+    (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert line.getMessage().endswith("fails with it: rank 5 of 8 was killed by SIGKILL")
+    assert line.exc_info is None
+    await worker.thread.stop()
+
+
+async def test_an_engine_that_cannot_be_closed_has_ended_all_the_same() -> None:
+    engine = ScriptedEngine()
+    worker = Worker(engine)
+    with mock.patch.object(engine, "close", side_effect=RuntimeError("no group to leave")):
+        await asyncio.wait_for(worker.thread.stop(), WAIT_S)
+    assert await worker.thread.remove(RequestId("a")) is None
 
 
 def test_a_step_that_does_not_end_shows_as_busy() -> None:
