@@ -6,6 +6,8 @@ block table that stay fixed while it runs the request.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from common.errors import CapacityExhausted
 from common.kv_cache.allocator import PageAllocator, PageCredit, SlotAllocator
 from common.kv_cache.layout import num_pages_for
@@ -22,6 +24,7 @@ class Memory:
         assert num_pages % num_groups == num_slots % num_groups == 0
         self.num_pages = num_pages
         self.num_slots = num_slots
+        self.num_groups = num_groups
         self._groups = [
             _Group(
                 index=index,
@@ -50,13 +53,22 @@ class Memory:
         num_pages = num_pages_for(max_length)
         # Of those that fit, the one with the fewest requests; where none fits, any may say so.
         group = max(self._groups, key=lambda group: group.preference(num_pages))
-        credit = group.pages.credit(num_pages)
         try:
-            slot = group.slots.take()
-        except CapacityExhausted:
-            credit.close()
-            raise
-        return RequestMemory(group, slot, credit)
+            return group.reserve(num_pages)
+        except CapacityExhausted as error:
+            if self.num_groups == 1:
+                raise
+            raise CapacityExhausted(
+                f"{error.message} in data parallel group {group.index} of {self.num_groups}; "
+                "a request lives in one group",
+                retry_after_s=error.retry_after_s,
+            ) from None
+
+    def would_fit(self, num_pages: int, group: int, *, without: Collection[RequestMemory]) -> bool:
+        """Whether a group had room for a request of so many pages if these requests of the group were released."""
+        part = self._groups[group]
+        num_free_pages = part.pages.num_free + sum(memory.num_pages for memory in without)
+        return num_free_pages >= num_pages and part.slots.num_free + len(without) > 0
 
     def check_integrity(self) -> None:
         for group in self._groups:
@@ -72,6 +84,15 @@ class _Group:
         self.slots = slots
         self.first_page = index * pages.num_pages
         self.first_slot = index * slots.num_slots
+
+    def reserve(self, num_pages: int) -> RequestMemory:
+        credit = self.pages.credit(num_pages)
+        try:
+            slot = self.slots.take()
+        except CapacityExhausted:
+            credit.close()
+            raise
+        return RequestMemory(self, slot, credit)
 
     def preference(self, num_pages: int) -> tuple[bool, int, int]:
         """The larger, the better it takes a request of this many pages."""
@@ -90,6 +111,11 @@ class RequestMemory:
         """The data parallel group that the request belongs to."""
         self.slot = group.first_slot + slot
         self.block_table: list[int] = []
+
+    @property
+    def num_pages(self) -> int:
+        """Those that are free once this is released."""
+        return len(self.block_table) + self._credit.num_left
 
     def take_all(self) -> list[int]:
         """Turn the whole credit into pages; returns the block table."""

@@ -32,6 +32,8 @@ POLL_S = 0.02
 LOOPBACK = "127.0.0.1"
 FAILED = "failed"
 """Where the store has what kept a rank from starting."""
+NUM_THREADS = "num_threads"
+"""Where the store has how many threads every rank computes with."""
 
 Meet = Callable[[str], None]
 """Returns when all ranks have come to a stage, which it names.
@@ -54,8 +56,10 @@ def start_mesh(
     num_local = _num_local(settings)
     world = settings.mesh.num_ranks
     host, store = _open_store(settings)
-    # Replicas must be equal in every bit, and a matrix product's depend on how many threads share it.
-    num_threads = max(1, torch.get_num_threads() // num_local)
+    num_threads = _num_threads_a_rank(num_local)
+    # Replicas must be equal in every bit, and a matrix product's depend on how many threads share it: what suits this
+    # node holds for ranks of others, too, however many cores those have.
+    store.set(NUM_THREADS, str(num_threads))
     torch.set_num_threads(num_threads)
     processes = RankProcesses(
         settings, range(1, num_local), address=f"{host}:{store.port}", num_threads=num_threads
@@ -84,7 +88,7 @@ def start_node(settings: EngineSettings) -> RankProcesses:
         settings,
         range(first, first + num_local),
         address=settings.rendezvous.address,
-        num_threads=max(1, torch.get_num_threads() // num_local),
+        num_threads=_num_threads_a_rank(num_local),
     )
 
 
@@ -94,6 +98,7 @@ def run_follower(settings: EngineSettings, *, rank: int, local_rank: int, addres
     store = TCPStore(
         host, int(port), timeout=timedelta(seconds=settings.rendezvous.start_timeout_s)
     )
+    torch.set_num_threads(int(store.get(NUM_THREADS)))
     meet = functools.partial(_arrive, store, rank)
     try:
         mesh_rank, _ = _join(settings, store, meet, rank=rank, local_rank=local_rank)
@@ -160,6 +165,11 @@ def _require_runnable(settings: EngineSettings) -> None:
     config = load_config(settings.checkpoint_dir)
     divisible(config).require_divided_by(settings.mesh)
     Sizes.of(settings, config)
+
+
+def _num_threads_a_rank(num_local: int) -> int:
+    """This node's threads, shared by its ranks."""
+    return max(1, torch.get_num_threads() // num_local)
 
 
 def _num_local(settings: EngineSettings) -> int:

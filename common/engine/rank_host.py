@@ -17,8 +17,6 @@ import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-import torch
-
 from common.engine.mesh_start import run_follower
 from common.engine.settings import EngineSettings
 from common.parallel.shard import Shard
@@ -54,7 +52,6 @@ def _be_rank(settings: EngineSettings, order: dict[str, Any], rank: int, reasons
     code = FAILED
     try:
         configure_logging(level=order["log_level"], format="auto", role=f"rank {rank}")
-        torch.set_num_threads(order["num_threads"])
         num_local = settings.mesh.num_ranks // settings.rendezvous.num_nodes
         run_follower(settings, rank=rank, local_rank=rank % num_local, address=order["address"])
         code = OK

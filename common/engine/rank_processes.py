@@ -32,6 +32,7 @@ class RankProcesses:
     def __init__(
         self, settings: EngineSettings, ranks: Sequence[int], *, address: str, num_threads: int
     ) -> None:
+        """`num_threads` is what libraries start with; ranks compute with as many as the first one says."""
         self._reason: str | None = None
         self._has_news = threading.Event()
         self._is_ending = False
@@ -53,7 +54,6 @@ class RankProcesses:
             "settings": settings.to_json(),
             "ranks": list(ranks),
             "address": address,
-            "num_threads": num_threads,
             "log_level": logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower(),
         }
         assert self._process.stdin is not None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -19,6 +21,10 @@ from common.errors import WorkerLost
 from common.types import RequestId
 
 logger = logging.getLogger(__name__)
+
+NICENESS = 10
+"""Of the engine thread, and of the threads that its matrix products start: a CPU that is wanted by all goes to the event
+loops first, whose few milliseconds others wait for."""
 
 IDLE_S = 1.0
 """How often an engine that sleeps is asked to keep its other ranks awake; so soon it notices that one is gone."""
@@ -202,6 +208,7 @@ class EngineThread(Generic[Report]):
 
     def _run(self) -> None:
         crash: Exception | None = None
+        _be_modest()
         try:
             self._loop(self._engine, self._crossing)
         except WorkerLost as error:
@@ -269,3 +276,9 @@ def _fulfil(called: asyncio.Future[Result], result: Result) -> None:
 def _refuse(called: asyncio.Future[Result], error: Exception) -> None:
     if not called.done():
         called.set_exception(error)
+
+
+def _be_modest() -> None:
+    """Only Linux knows priorities of single threads."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -48,6 +48,8 @@ class WorkerLoad:
     num_leases: int = 0
     num_quarantined_pages: int = 0
     draining: bool = False
+    safe_to_delete: bool = False
+    """Nothing is left of what a draining worker had."""
     details: dict[str, str] = field(default_factory=dict)
     """Figures by name, for people."""
 
@@ -71,6 +73,7 @@ def worker_info_to_pb(identity: WorkerIdentity, load: WorkerLoad) -> worker_pb2.
         num_leases=load.num_leases,
         num_quarantined_pages=load.num_quarantined_pages,
         draining=load.draining,
+        safe_to_delete=load.safe_to_delete,
         computes_prompts=identity.computes_prompts,
         uptime_s=time.monotonic() - identity.started_at,
         details={**identity.details, **load.details},

@@ -60,6 +60,10 @@ class Worker(Protocol):
 
     @property
     def engine(self) -> EngineHealth: ...
+    @property
+    def is_safe_to_delete(self) -> bool:
+        """Whether it drains and nothing is here any more that a request could need or a peer could still touch."""
+
     async def tend(self) -> None:
         """Do what time asks for; called about every second."""
 
@@ -67,7 +71,7 @@ class Worker(Protocol):
         """Take nothing new."""
 
     async def wait_idle(self) -> None:
-        """Return once nothing runs. The caller sets the deadline."""
+        """Return once nothing runs and nothing is kept. The caller sets the deadline."""
 
     async def close(self) -> None:
         """End what is left and stop the engine."""
@@ -119,8 +123,11 @@ async def run_worker(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience.drain_s):
                 await _first(worker.wait_idle(), worker.engine.wait_crashed())
+        probes.turn()
         if worker.engine.crash is not None:
             raise _failure(worker.engine.crash) from worker.engine.crash
+        if not worker.is_safe_to_delete:
+            logger.warning("ending with what did not end in %s s", patience.drain_s)
     finally:
         for task in background:
             task.cancel()
@@ -132,7 +139,7 @@ async def run_worker(
 def why_not_ready(worker: Worker, stall_s: float) -> str | None:
     """The reason for which routers should send nothing here now; None when they may."""
     if worker.is_draining:
-        return "draining"
+        return f"draining, safe_to_delete: {str(worker.is_safe_to_delete).lower()}"
     return _busy_longer_than(stall_s, worker)
 
 

@@ -52,7 +52,7 @@ async def run_router(settings: AllSettings, report: Report, stop: asyncio.Event)
 
 async def run_prefill(settings: AllSettings, report: Report, stop: asyncio.Event) -> None:
     if settings.prefill.rendezvous.node_rank:
-        await _run_ranks(engine_settings(settings, settings.prefill), stop)
+        await _run_ranks(engine_settings(settings, settings.prefill), settings.shutdown_s, stop)
         return
     require_free(settings.prefill.host, settings.prefill.port, "--prefill.port")
     checkpoint_folder(settings.model)
@@ -67,7 +67,7 @@ async def run_prefill(settings: AllSettings, report: Report, stop: asyncio.Event
 
 async def run_decode(settings: AllSettings, report: Report, stop: asyncio.Event) -> None:
     if settings.decode.rendezvous.node_rank:
-        await _run_ranks(engine_settings(settings, settings.decode), stop)
+        await _run_ranks(engine_settings(settings, settings.decode), settings.shutdown_s, stop)
         return
     require_free(settings.decode.host, settings.decode.port, "--decode.port")
     checkpoint_folder(settings.model)
@@ -80,8 +80,12 @@ async def run_decode(settings: AllSettings, report: Report, stop: asyncio.Event)
         await serve(config, ready=_ready(report), stop=stop, load=load, tracing=tracing)
 
 
-async def _run_ranks(settings: EngineSettings, stop: asyncio.Event) -> None:
-    """Ranks of a worker whose service runs on another machine; they end with it, or when told to here."""
+async def _run_ranks(settings: EngineSettings, shutdown_s: float, stop: asyncio.Event) -> None:
+    """Ranks of a worker whose service runs on another machine, which tells them when they may end.
+
+    That machine is told to stop when this one is, and its requests need these ranks until they have ended: `shutdown_s`
+    is its time for that, after which the ranks are killed. Raises WorkerLost when a rank fails.
+    """
     from common.engine.mesh_start import start_node
 
     ranks = await asyncio.to_thread(start_node, settings)
@@ -90,6 +94,10 @@ async def _run_ranks(settings: EngineSettings, stop: asyncio.Event) -> None:
     await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not ended.done():
+        logger.info("the ranks of this node run until the first node has finished its requests")
+        await asyncio.wait({ended}, timeout=shutdown_s)
+    if not ended.done():
+        logger.warning("the first node did not end its ranks within %s s; killing them", shutdown_s)
         await asyncio.to_thread(ranks.kill)
         await ended
     elif code := ended.result():

@@ -1,14 +1,11 @@
-"""The receiving side of hand-offs: terms, bytes, and the check that all of them came. Knows rows; never runs a request."""
+"""The receiving side of hand-offs: terms, bytes and their end. Knows rows and who may write them; never runs a request."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from common.errors import (
     ContractMismatch,
@@ -21,7 +18,6 @@ from common.errors import (
 from common.kv_cache.layout import num_pages_for
 from common.rpc.transfer_stream import Write
 from common.telemetry.metrics import TransferMetrics
-from common.transfer.engine import TransferEngine
 from common.transfer.grant import WriteGrant
 from common.transfer.handoff import (
     HandoffKey,
@@ -29,44 +25,16 @@ from common.transfer.handoff import (
     HandoffResult,
     HandoffTerms,
 )
-from common.transfer.manifest import ManifestEntry, require_complete
+from common.transfer.manifest import ManifestEntry
 from common.transfer.memory import PoolMemory
-from common.transfer.plan import Placement, live_rows
 from services.decode.arrivals import Arrivals
+from services.decode.incoming import Incoming
 from services.decode.meetings import Meetings
 from services.decode.quarantine import Writer
 from services.decode.reservations import Reservation, Reservations, ReservationState
+from services.decode.wholeness import WholenessCheck, require_well_formed
 
 logger = logging.getLogger(__name__)
-
-MAX_SENDS = 2
-"""Times that a hand-off's bytes may be sent before the request has to be placed again."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Incoming:
-    """A hand-off from its negotiation on."""
-
-    key: HandoffKey
-    terms: HandoffTerms
-    destination: Placement
-    engine: TransferEngine
-    num_tokens: int
-    """Positions that come; the request computes the others itself."""
-    sender_address: str
-    stop_receiving: Callable[[], None]
-    """Told to the engine once, when nothing more can come in."""
-    arrivals: Arrivals
-    may_be_written: bool = True
-    """False once the sender has said that it has stopped, which a Complete says too."""
-    result: HandoffResult | None = None
-    """Set once everything has arrived whole."""
-    digest_s: float = 0.0
-    """Of the last check: how long the sender waited for our digest."""
-    negotiated_at: float = field(default_factory=time.monotonic)
-    num_mismatches: int = 0
-    check: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One digest at a time: a repeated Complete must not count as a second mismatch."""
 
 
 class Intake:
@@ -92,6 +60,13 @@ class Intake:
         self._metrics = metrics
         self._on_ready = on_ready
         self._on_failed = on_failed
+        self._check = WholenessCheck(
+            memory=memory,
+            meetings=meetings,
+            metrics=metrics,
+            counts=self.counts,
+            on_failed=on_failed,
+        )
         self._incoming: dict[str, Incoming] = {}
 
     def negotiate(self, key: HandoffKey, capability: bytes, offer: HandoffOffer) -> HandoffTerms:
@@ -182,12 +157,12 @@ class Intake:
         """
         reservation = self._authorize(key, capability)
         incoming = self._find(key)
-        _require_well_formed(result)
+        require_well_formed(result)
         async with incoming.check:
             if incoming.result is not None:
                 return True
             incoming.may_be_written = False
-            is_whole = await self._check(reservation, incoming, result)
+            is_whole = await self._check.is_whole(reservation, incoming, result)
             if reservation.has_ended:
                 raise RequestNotFound(f"request {key.request_id!r} was ended during its hand-off")
             incoming.may_be_written = not is_whole
@@ -255,59 +230,12 @@ class Intake:
             incoming.stop_receiving()
         return None
 
-    async def _check(
-        self, reservation: Reservation, incoming: Incoming, result: HandoffResult
-    ) -> bool:
-        rows = live_rows(
-            self._memory.layout,
-            incoming.num_tokens,
-            has_drafter_state=result.has_drafter_state,
-        )
-        try:
-            require_complete(result.manifest, self._memory.layout, self._memory.regions, rows)
-        except TransferFailed as error:
-            self._on_failed(reservation, error)
-            raise
-        began = time.monotonic()
-        digests = await incoming.arrivals.finish(rows)
-        incoming.digest_s = time.monotonic() - began
-        if digests == result.digests or reservation.has_ended:
-            return True
-        incoming.arrivals.begin_anew()
-        self.counts["digest_mismatches"] += 1
-        incoming.num_mismatches += 1
-        logger.warning(
-            "hand-off of request %s: digest of %s differs, try %d of %d",
-            reservation.request_id,
-            ", ".join(self._count_altered(incoming, digests, result.digests)),
-            incoming.num_mismatches,
-            MAX_SENDS,
-        )
-        if incoming.num_mismatches >= MAX_SENDS:
-            failed = TransferFailed(
-                f"the state of request {reservation.request_id!r} arrived altered {MAX_SENDS} times"
-            )
-            self._on_failed(reservation, failed)
-            raise failed
-        return False
-
     def _count_received(self, incoming: Incoming, result: HandoffResult) -> None:
         engine = incoming.engine.name
         num_bytes = sum(entry.num_bytes for entry in result.manifest)
         self._metrics.received_bytes.labels(engine=engine).inc(num_bytes)
         seconds = time.monotonic() - incoming.negotiated_at
         self._metrics.receive_duration.labels(engine=engine).observe(seconds)
-
-    def _count_altered(
-        self, incoming: Incoming, found: Sequence[bytes], announced: Sequence[bytes]
-    ) -> list[str]:
-        """Names of the regions whose rows arrived altered."""
-        pairs = itertools.zip_longest(self._memory.layout.regions, found, announced)
-        altered = [region.name for region, ours, theirs in pairs if region and ours != theirs]
-        peer = self._meetings.address_of(incoming.key)
-        for name in altered:
-            self._metrics.digest_mismatches.labels(peer=peer, region=name).inc()
-        return altered
 
     def _authorize(self, key: HandoffKey, capability: bytes) -> Reservation:
         try:
@@ -332,11 +260,3 @@ class Intake:
                 f"reservation {key.reservation_id!r} receives from prefill generation "
                 f"{incoming.key.prefill_generation!r}, not {key.prefill_generation!r}"
             )
-
-
-def _require_well_formed(result: HandoffResult) -> None:
-    num_tokens, num_confidences = len(result.proposal.token_ids), len(result.proposal.confidences)
-    if num_tokens != num_confidences:
-        raise InvalidRequest(
-            f"the proposal has {num_tokens} tokens and {num_confidences} confidences"
-        )

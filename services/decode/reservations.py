@@ -104,6 +104,11 @@ class Reservations:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no memory is held, quarantine included."""
+        return self._emptied.is_set()
+
     def num_in(self, *states: ReservationState) -> int:
         # Asked by other threads too, which must not see the table change under them.
         return sum(r.state in states for r in tuple(self._by_id.values()))

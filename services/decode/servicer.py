@@ -181,6 +181,7 @@ def load_of(worker: DecodeWorker) -> WorkerLoad:
         running_requests=reservations.num_in(ReservationState.RUNNING),
         num_quarantined_pages=worker.quarantine.num_pages,
         draining=worker.is_draining,
+        safe_to_delete=worker.is_safe_to_delete,
         details={name: str(count) for name, count in worker.intake.counts.items()},
     )
 

@@ -1,20 +1,17 @@
-"""The decode worker's requests from reservation to release. Knows states and rounds; no messages and no tensors."""
+"""The decode worker's requests from reservation to release. Knows who may ask what of them; no messages and no tensors."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from common.engine.memory import Memory
 from common.engine.meter import StepMeter, follow_engine
-from common.engine.request import Request, StepReport
+from common.engine.request import StepReport
 from common.engine.thread import EngineThread, Steps
 from common.errors import (
     Draining,
-    DuplicateRequest,
     InvalidRequest,
     RequestAborted,
     ServingError,
@@ -25,41 +22,29 @@ from common.rpc.worker_info import WorkerIdentity
 from common.telemetry.metrics import WorkerMetrics
 from common.telemetry.tracing import OFF, Tracing
 from common.transfer.engines import Engines
-from common.transfer.handoff import CacheContract, HandoffResult
+from common.transfer.handoff import CacheContract
 from common.transfer.memory import PoolMemory
 from common.types import RequestContext, RequestId
+from services.decode.admissions import Admission, Admissions
 from services.decode.commits import CommitOrder, Outbox, UncommittedRounds
-from services.decode.events import Admitted, Event, Failed, Finished, Verified
+from services.decode.endings import Endings
+from services.decode.events import Failed, Finished
 from services.decode.gauges import follow_requests
 from services.decode.intake import Intake
 from services.decode.loop import run_decode_loop
 from services.decode.meetings import Meetings
 from services.decode.quarantine import Quarantine
 from services.decode.requests import (
-    adopted_request,
     prompt_request,
     require_agreement,
     require_servable,
 )
 from services.decode.reservations import Reservation, Reservations, ReservationState
+from services.decode.runs import Runs
 from services.decode.senders import Senders
 from services.decode.trace import RequestTrace
 
 logger = logging.getLogger(__name__)
-
-END_TIMEOUT_S = 5.0
-"""For a request that was told to end: it waits for a step of the engine."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Admission:
-    """A router's wish to run a reservation."""
-
-    context: RequestContext
-    outbox: Outbox
-    rounds: UncommittedRounds
-    """Of the context as it was admitted; begun anew when the request runs, which may be a first token later."""
-    trace: RequestTrace
 
 
 class DecodeWorker:
@@ -110,19 +95,29 @@ class DecodeWorker:
             engine, run_decode_loop, on_report=self._on_step, on_crash=self._on_crash
         )
         self.is_draining = False
-        self._admissions: dict[str, Admission] = {}
-        self._running: dict[RequestId, Reservation] = {}
-        self._endings: set[asyncio.Task[None]] = set()
-        self._clock = clock
-        self._num_uncomputed: dict[RequestId, int] = {}
-        """Prompt tokens of requests whose prompt is being computed here."""
+        self._admissions = Admissions()
+        self._runs = Runs(
+            engine=self.engine,
+            intake=self.intake,
+            admissions=self._admissions,
+            metrics=metrics,
+            draft_length=identity.draft_length,
+            clock=clock,
+        )
+        self._endings = Endings(
+            reservations=self.reservations,
+            intake=self.intake,
+            quarantine=self.quarantine,
+            runs=self._runs,
+            admissions=self._admissions,
+        )
         self._meter = StepMeter(metrics, draft_length=identity.draft_length)
         follow_engine(metrics.engine, self.engine, self.room)
         follow_requests(
             metrics,
             reservations=self.reservations,
             quarantine=self.quarantine,
-            num_uncomputed=self._num_uncomputed,
+            num_uncomputed=self._runs.num_uncomputed,
         )
 
     async def reserve(
@@ -143,16 +138,7 @@ class DecodeWorker:
         if self.engine.has_crashed:
             raise WorkerLost("the engine of this decode worker has failed")
         require_servable(self.identity, max_length=max_length, model_fingerprint=model_fingerprint)
-        older = self.reservations.find(request_id)
-        if older is not None and older.epoch < epoch:
-            self.end(older, RequestAborted(f"request {request_id!r} was placed again"))
-            try:
-                async with asyncio.timeout(END_TIMEOUT_S):
-                    await older.left.wait()
-            except TimeoutError:
-                raise WorkerLost(
-                    f"epoch {older.epoch} of request {request_id!r} does not end"
-                ) from None
+        await self._endings.end_older(request_id, epoch)
         return self.reservations.reserve(
             request_id, epoch, num_tokens=num_tokens, max_length=max_length
         )
@@ -170,9 +156,7 @@ class DecodeWorker:
             reservation = self.reservations.authorize(
                 context.request_id, context.epoch, reservation_id, capability
             )
-            known = self._admissions.get(reservation_id)
-            if known is not None:
-                _require_same_stream(known, outbox)
+            if self._admissions.is_known(reservation, outbox):
                 return
         except ServingError as error:
             outbox.put(Failed(request_id=context.request_id, epoch=context.epoch, error=error))
@@ -180,28 +164,32 @@ class DecodeWorker:
         computes_prompt = (
             reservation.state is ReservationState.RESERVED and self.identity.computes_prompts
         )
-        self._admissions[reservation_id] = Admission(
+        admission = Admission(
+            reservation=reservation,
             context=context,
             outbox=outbox,
             rounds=UncommittedRounds(context.length),
             trace=RequestTrace(self._tracing.join("decode", traceparent=traceparent), context),
         )
+        self._admissions.add(admission)
         self.reservations.touch(reservation)
         try:
             require_agreement(context, reservation)
             if computes_prompt:
-                self._run(reservation, prompt_request(context, reservation))
+                self._runs.begin(reservation, prompt_request(context, reservation))
             elif reservation.state is ReservationState.READY:
-                self._run_handed_over(reservation)
+                self._runs.begin_handed_over(reservation)
         except ServingError as error:
             self.end(reservation, error)
 
     def commit(self, outbox: Outbox, request_id: RequestId, epoch: int, order: CommitOrder) -> None:
         """The router accepts tokens, or ends the request at a length. Unknown requests and epochs are ignored."""
-        reservation = self._of_stream(outbox, request_id, epoch)
-        if reservation is None:
+        reservation = self.reservations.find(request_id)
+        if reservation is None or reservation.epoch != epoch or reservation.has_ended:
             return
-        admission = self._admissions[reservation.reservation_id]
+        admission = self._admissions.of_stream(outbox, reservation)
+        if admission is None:
+            return
         if reservation.state is not ReservationState.RUNNING:
             if order.finish:
                 self.end(reservation, None)
@@ -225,7 +213,7 @@ class DecodeWorker:
             or (reservation.request_id, reservation.epoch) != (request_id, epoch)
         ):
             return
-        is_heard = reservation.reservation_id in self._admissions
+        is_heard = reservation in self._admissions
         self.end(reservation, None)
         if not is_heard:
             # It was never admitted, so its memory is free already and nobody else is told.
@@ -234,10 +222,8 @@ class DecodeWorker:
     def stream_ended(self, outbox: Outbox) -> None:
         """A router has gone; its requests go with it."""
         outbox.close()
-        for reservation_id, admission in list(self._admissions.items()):
-            reservation = self.reservations.by_id(reservation_id)
-            if admission.outbox is outbox and reservation is not None:
-                self.end(reservation, RequestAborted("the router's stream ended"))
+        for admission in self._admissions.all_of_stream(outbox):
+            self.end(admission.reservation, RequestAborted("the router's stream ended"))
 
     def expire(self) -> None:
         """End reservations that no router has asked to run. Called every second or so.
@@ -245,7 +231,7 @@ class DecodeWorker:
         Once admitted, a request is its router's, whose deadline and whose stream's end bound it.
         """
         for reservation in self.reservations.expired():
-            if reservation.reservation_id in self._admissions:
+            if reservation in self._admissions:
                 continue
             self.metrics.engine.reservations_expired.inc()
             logger.warning(
@@ -257,26 +243,8 @@ class DecodeWorker:
             self.end(reservation, TransferFailed("the reservation expired: no router admitted it"))
 
     def end(self, reservation: Reservation, error: ServingError | None) -> None:
-        """End a request in any state, once: stop it, free its memory, then tell its router. None is an end as told.
-
-        Memory that its sender may still write to is not freed but put into quarantine.
-        """
-        if reservation.has_ended:
-            return
-        is_running = reservation.state is ReservationState.RUNNING
-        reservation.move(ReservationState.ABORTING)
-        writer = self.intake.forget(reservation)
-        if writer is not None:
-            self.quarantine.hold(reservation, writer)
-            self._tell_router(reservation, error)
-        elif is_running:
-            self._count_end(reservation)
-            # The engine may be in the middle of a step that writes these pages.
-            ending = asyncio.create_task(self._release_running(reservation, error))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
-        else:
-            self._release(reservation, error)
+        """End a request in any state, once; None is an end as told."""
+        self._endings.end(reservation, error)
 
     async def tend(self) -> None:
         """End what is overdue and ask after writes that did not stop; called about every second."""
@@ -288,8 +256,13 @@ class DecodeWorker:
         self.is_draining = True
         logger.info("draining %d requests", len(self.reservations))
 
+    @property
+    def is_safe_to_delete(self) -> bool:
+        """Whether it drains and no memory is held any more, quarantine included."""
+        return self.is_draining and self.reservations.is_empty
+
     async def wait_idle(self) -> None:
-        """Return once nothing is reserved. The caller sets the deadline."""
+        """Return once no memory is held. The caller sets the deadline."""
         await self.reservations.wait_empty()
 
     async def close(self) -> None:
@@ -297,8 +270,7 @@ class DecodeWorker:
         self.is_draining = True
         for reservation in self.reservations.all():
             self.end(reservation, WorkerLost("the decode worker stops"))
-        if self._endings:
-            await asyncio.wait(tuple(self._endings))
+        await self._endings.wait()
         await self.quarantine.close()
         await self._senders.close()
         await self.engine.stop()
@@ -306,139 +278,17 @@ class DecodeWorker:
 
     def _on_ready(self, reservation: Reservation) -> None:
         """A hand-off is complete."""
-        if reservation.reservation_id in self._admissions:
+        if reservation in self._admissions:
             try:
-                self._run_handed_over(reservation)
+                self._runs.begin_handed_over(reservation)
             except ServingError as error:
                 self.end(reservation, error)
 
     def _on_step(self, report: StepReport) -> None:
-        """The engine made a step: offer every round to its router."""
-        for result in report.rounds:
-            reservation = self._running.get(result.request.request_id)
-            if reservation is None or reservation.has_ended:
-                self.metrics.engine.tokens_discarded.inc(len(result.token_ids))
-                continue  # it was ended while the step ran
-            self._num_uncomputed.pop(reservation.request_id, None)
-            admission = self._admissions[reservation.reservation_id]
-            admission.rounds.offer(result)
-            admission.trace.round(result)
-            admission.outbox.put(
-                Verified(request_id=reservation.request_id, epoch=reservation.epoch, result=result)
-            )
+        self._runs.offer(report)
         self._meter.count(report)
 
     def _on_crash(self, error: Exception) -> None:
         """The engine is gone and every request with it."""
-        for reservation in list(self._running.values()):
+        for reservation in self._runs.all():
             self.end(reservation, WorkerLost("the engine of the decode worker failed"))
-
-    def _count_end(self, reservation: Reservation) -> None:
-        """A request that ran is over: what it was offered and did not take is lost."""
-        self._num_uncomputed.pop(reservation.request_id, None)
-        rounds = self._admissions[reservation.reservation_id].rounds
-        self.metrics.engine.tokens_discarded.inc(rounds.num_uncommitted)
-
-    async def _release_running(self, reservation: Reservation, error: ServingError | None) -> None:
-        await self.engine.remove(reservation.request_id)
-        del self._running[reservation.request_id]
-        self._release(reservation, error)
-
-    def _release(self, reservation: Reservation, error: ServingError | None) -> None:
-        self.reservations.release(reservation)
-        self._tell_router(reservation, error)
-
-    def _tell_router(self, reservation: Reservation, error: ServingError | None) -> None:
-        admission = self._admissions.pop(reservation.reservation_id, None)
-        if admission is not None:
-            admission.outbox.put(_last_event(reservation, error))
-            admission.trace.ended(error)
-            _log_end(reservation, admission, error)
-
-    def _of_stream(self, outbox: Outbox, request_id: RequestId, epoch: int) -> Reservation | None:
-        reservation = self.reservations.find(request_id)
-        if reservation is None or reservation.epoch != epoch or reservation.has_ended:
-            return None
-        admission = self._admissions.get(reservation.reservation_id)
-        return reservation if admission is not None and admission.outbox is outbox else None
-
-    def _run_handed_over(self, reservation: Reservation) -> None:
-        result = self.intake.result_of(reservation)
-        context = self._admissions[reservation.reservation_id].context
-        request = adopted_request(
-            context,
-            reservation,
-            result,
-            num_computed=self.intake.num_received(reservation),
-            draft_length=self.identity.draft_length,
-        )
-        fallback = ""
-        if not result.has_drafter_state and self.identity.draft_length:
-            fallback = "the prefill worker sent no drafter state"
-            self.metrics.spec_decode.drafter_fallbacks.inc()
-        # What was committed since the state was computed begins with its first token.
-        is_news = len(request.tokens) > context.length
-        self._run(
-            reservation,
-            request,
-            transfer_engine=self.intake.engine_of(reservation),
-            drafter_fallback=fallback,
-            first=result if is_news else None,
-        )
-
-    def _run(
-        self,
-        reservation: Reservation,
-        request: Request,
-        *,
-        transfer_engine: str = "",
-        drafter_fallback: str = "",
-        first: HandoffResult | None = None,
-    ) -> None:
-        self.engine.add(request)
-        reservation.move(ReservationState.RUNNING)
-        self._running[request.request_id] = reservation
-        self.metrics.engine.queue_duration.observe(self._clock() - reservation.reserved_at)
-        if request.computes_prompt:
-            self._num_uncomputed[request.request_id] = request.num_uncomputed
-        admission = self._admissions[reservation.reservation_id]
-        admission.rounds = UncommittedRounds(len(request.tokens))
-        admission.trace.runs(transfer_engine=transfer_engine)
-        admission.outbox.put(
-            Admitted(
-                request_id=request.request_id,
-                epoch=request.epoch,
-                first_token_id=first.first_token_id if first else None,
-                first_logprob=first.first_logprob if first else None,
-                drafter_fallback=drafter_fallback,
-                transfer_engine=transfer_engine,
-            )
-        )
-
-
-def _require_same_stream(known: Admission, outbox: Outbox) -> None:
-    if known.outbox is not outbox:
-        raise DuplicateRequest(
-            f"request {known.context.request_id!r} was admitted by another stream"
-        )
-
-
-def _last_event(reservation: Reservation, error: ServingError | None) -> Event:
-    if error is None:
-        return Finished(request_id=reservation.request_id, epoch=reservation.epoch)
-    return Failed(request_id=reservation.request_id, epoch=reservation.epoch, error=error)
-
-
-def _log_end(reservation: Reservation, admission: Admission, error: ServingError | None) -> None:
-    logger.debug(
-        "request ended",
-        extra={
-            "request_id": reservation.request_id,
-            "epoch": reservation.epoch,
-            "rounds": admission.rounds.last_round,
-            "committed_length": admission.rounds.committed_length,
-            "outcome": "finished" if error is None else error.reason,
-            **({"cause": error.message} if error is not None else {}),
-            **admission.trace.ids(),
-        },
-    )

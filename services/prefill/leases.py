@@ -109,12 +109,18 @@ class Leases:
         self.num_expired += len(overdue)
         return len(overdue)
 
-    def release_oldest(self) -> bool:
-        """Free the room of the lease that would end first; False when none has a room that can be freed now."""
-        unread = [lease for lease in self._leases.values() if not lease.num_readers]
-        if not unread:
-            return False
-        return self._end(min(unread, key=lambda lease: lease.expires_at).lease_id, "evicted")
+    def unread(self, group: int) -> list[Lease]:
+        """Leases whose rooms, in this data parallel group, can be freed now; first the one that would end first."""
+        unread = [
+            lease
+            for lease in self._leases.values()
+            if not lease.num_readers and lease.memory.group == group
+        ]
+        return sorted(unread, key=lambda lease: lease.expires_at)
+
+    def evict(self, lease: Lease) -> None:
+        """End a lease that nobody reads, because its room is needed."""
+        self._end(lease.lease_id, "evicted")
 
     def _end(self, lease_id: str, why: str) -> bool:
         lease = self._leases.pop(lease_id, None)

@@ -30,9 +30,18 @@ class Quarantine:
     """A page that an engine may still read is in here, and leaves when the engine says that it has stopped or the peer is
     proven gone; never because time has passed."""
 
-    def __init__(self, is_peer_gone: Callable[[Handoff], Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        is_peer_gone: Callable[[Handoff], Awaitable[bool]],
+        *,
+        on_left: Callable[[], None] = lambda: None,
+    ) -> None:
         self._is_peer_gone = is_peer_gone
+        self._on_left = on_left
         self._held: dict[HandoffKey, Quarantined] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     @property
     def num_pages(self) -> int:
@@ -67,6 +76,7 @@ class Quarantine:
                 return False
             del self._held[key]
         held.free()
+        self._on_left()
         logger.warning(
             "request %s: %s; its pages leave quarantine",
             key.request_id,

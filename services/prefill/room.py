@@ -83,8 +83,26 @@ class Room:
                 memory = self.memory.reserve(max_length)
             except CapacityExhausted:
                 # A lease is a favour to requests that ran; the next one comes first.
-                if not self.leases.release_oldest():
+                lease = self._next_to_go(num_pages_for(max_length))
+                if lease is None:
                     return None
+                self.leases.evict(lease)
                 continue
             memory.take_all()
             return memory
+
+    def _next_to_go(self, num_pages: int) -> Lease | None:
+        """The lease that ends for a request of so many pages, which fits nowhere; None when that would not help."""
+        if self.memory.num_groups == 1:
+            return next(iter(self.leases.unread(0)), None)
+        victims = [self._victims(num_pages, group) for group in range(self.memory.num_groups)]
+        return min((each for each in victims if each), key=len, default=[None])[0]
+
+    def _victims(self, num_pages: int, group: int) -> list[Lease]:
+        """The leases that make room in a group if they end, oldest first; empty when all of them were too few."""
+        unread = self.leases.unread(group)
+        for count in range(1, len(unread) + 1):
+            released = [lease.memory for lease in unread[:count]]
+            if self.memory.would_fit(num_pages, group, without=released):
+                return unread[:count]
+        return []

@@ -108,6 +108,7 @@ def load_of(worker: PrefillWorker) -> WorkerLoad:
         num_leases=len(worker.leases),
         num_quarantined_pages=worker.quarantine.num_pages,
         draining=worker.is_draining,
+        safe_to_delete=worker.is_safe_to_delete,
         details={
             "expired_leases": str(worker.leases.num_expired),
             "lease_handoffs": str(worker.counts["lease_handoffs"]),

@@ -60,11 +60,14 @@ class PrefillWorker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.identity = identity
+        self.metrics = metrics
+        self._has_less = asyncio.Event()
+        """Set whenever a job, a lease or a write in quarantine has ended."""
         self.counts: Counter[str] = Counter()
         self.leases = Leases(
             lease_s=sender.config.lease_s,
             clock=clock,
-            on_ended=lambda why: metrics.transfer.leases_ended.labels(reason=why).inc(),
+            on_ended=self._on_lease_ended,
         )
         self.room = Room(
             Memory(
@@ -75,7 +78,7 @@ class PrefillWorker:
             self.leases,
             max_queued=max_queued,
         )
-        self.quarantine = Quarantine(self._is_receiver_gone)
+        self.quarantine = Quarantine(self._is_receiver_gone, on_left=self._has_less.set)
         self.engine = EngineThread(
             engine,
             run_prefill_loop,
@@ -86,7 +89,6 @@ class PrefillWorker:
         self.is_draining = False
         self._is_closed = False
         self.pairs = sender.pairs
-        self.metrics = metrics
         self._peers = peers
         self._clock = clock
         self._jobs: dict[RequestId, Job] = {}
@@ -191,10 +193,19 @@ class PrefillWorker:
         self.is_draining = True
         logger.info("draining %d requests and %d leases", self.num_jobs, len(self.leases))
 
+    @property
+    def is_safe_to_delete(self) -> bool:
+        """Whether it drains and has nothing any more that a request could need or that a write could still read."""
+        return self.is_draining and self._is_idle
+
     async def wait_idle(self) -> None:
-        """Return once no job is left. The caller sets the deadline."""
-        while self._jobs:
-            await next(iter(self._jobs.values())).freed.wait()
+        """Return once there are no jobs, leases and pages in quarantine. The caller sets the deadline.
+
+        Routers renew leases as long as the requests live whose state these keep; those that nobody renews expire.
+        """
+        while not self._is_idle:
+            self._has_less.clear()
+            await self._has_less.wait()
 
     async def close(self) -> None:
         """Take nothing new, end what is left and stop the engine. Memory in quarantine ends with the process."""
@@ -217,6 +228,10 @@ class PrefillWorker:
         metrics.engine.queue_uncached_tokens.set_function(
             lambda: sum(job.num_uncomputed for job in tuple(self._jobs.values()))
         )
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._jobs and not self.leases and not self.quarantine
 
     async def _begin(self, job: Job, work: Work) -> Job:
         self._peers.channel(job.ticket.address)
@@ -248,6 +263,11 @@ class PrefillWorker:
         if self._jobs.get(job.context.request_id) is job:
             del self._jobs[job.context.request_id]
         job.freed.set()
+        self._has_less.set()
+
+    def _on_lease_ended(self, why: str) -> None:
+        self.metrics.transfer.leases_ended.labels(reason=why).inc()
+        self._has_less.set()
 
     def _on_report(self, report: PrefillReport) -> None:
         for progress in report.progress:

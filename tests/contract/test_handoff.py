@@ -165,7 +165,9 @@ async def test_pages_that_close_travel_while_the_prompt_is_still_computed(
         reserved = await it.reserve(context)
         source.permits = threading.Semaphore(0)
         call = it.start_prefill(context, reserved)
-        source.permits.release(5)  # 320 of 400 tokens: two whole pages, and of the last window 48 rows
+        source.permits.release(
+            5
+        )  # 320 of 400 tokens: two whole pages, and of the last window 48 rows
         final = final_rows(source.pool.layout, 400, 320, has_drafter_state=True)
         early = rows_bytes(source.memory, final)
         assert early > 2 * (2 * 2 * 32 * 16 + 16)  # csa and index have two layers, hca one

@@ -23,7 +23,7 @@ from common.transfer.plan import live_rows
 from common.types import RequestContext
 from dspark.v1 import cache_pb2, handoff_service_pb2
 from services.decode.arrivals import Arrivals
-from services.decode.intake import Incoming
+from services.decode.incoming import Incoming
 from tests.support import engines
 from tests.support.fake_engine import FakeEngine, loaded
 from tests.support.handoff_cluster import PATIENT, Cluster, a_context, cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -198,6 +199,46 @@ async def test_a_draining_worker_hands_over_what_it_has() -> None:
         await it.go_on(it.later(3))
 
 
+async def info_of(it: Kept) -> Any:
+    request = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
+    return (await it.first.prefill_stub.GetWorkerInfo(request, timeout=WAIT_S)).info
+
+
+async def test_a_draining_worker_is_kept_for_its_leases_and_for_who_still_reads_them() -> None:
+    async with kept() as it:
+        context, prefill = it.later(3), it.first.prefill
+        assert not (await info_of(it)).safe_to_delete
+        prefill.begin_draining()
+        idle = asyncio.create_task(prefill.wait_idle())
+        info = await info_of(it)
+        assert (info.num_leases, info.running_requests, info.safe_to_delete) == (1, 0, False)
+        reserved = await it.other.reserve(context)
+        it.held.hold()
+        call = it.ask(context, reserved)
+        await it.held.is_half_way.wait()
+        prefill.release_lease(it.lease_id)
+        info = await info_of(it)
+        assert (info.num_leases, info.running_requests, info.safe_to_delete) == (0, 1, False)
+        assert not idle.done()
+        it.held.release()
+        await call
+        await asyncio.wait_for(idle, WAIT_S)
+        assert (await info_of(it)).safe_to_delete
+        await release(it, context, reserved)
+
+
+async def test_a_draining_worker_does_not_wait_for_leases_that_nobody_renews() -> None:
+    async with kept() as it:
+        prefill = it.first.prefill
+        prefill.begin_draining()
+        idle = asyncio.create_task(prefill.wait_idle())
+        assert not prefill.is_safe_to_delete
+        prefill.leases._leases[it.lease_id].expires_at = 0.0
+        prefill.expire()
+        await asyncio.wait_for(idle, WAIT_S)
+        assert prefill.is_safe_to_delete
+
+
 async def test_a_reader_that_is_given_up_leaves_the_lease_to_others() -> None:
     async with kept() as it:
         context = it.later(3)
@@ -251,7 +292,13 @@ async def test_a_source_that_may_still_be_read_stays_when_its_lease_and_its_read
         call.cancel()
         await it.first.until(lambda: prefill.quarantine.num_pages == NUM_PAGES)
         assert prefill.room.memory.num_free_slots == prefill.room.memory.num_slots - 1
+        prefill.begin_draining()
+        idle = asyncio.create_task(prefill.wait_idle())
+        info = await info_of(it)
+        assert (info.num_leases, info.running_requests, info.safe_to_delete) == (0, 0, False)
         await prefill.quarantine.ask_all()
+        await asyncio.wait_for(idle, WAIT_S)
+        assert prefill.is_safe_to_delete
         assert prefill.room.memory.num_free_slots == prefill.room.memory.num_slots
         it.held.release()
         await release_if_there(it, context, reserved)

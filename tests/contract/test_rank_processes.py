@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from common.engine.mesh_start import NUM_THREADS
 from common.engine.rank_processes import RankProcesses
 from common.engine.settings import EngineSettings
 from common.parallel.mesh import MeshShape
@@ -27,7 +28,9 @@ PAIR = MeshShape(tp=2, ep=2)
 @pytest.fixture
 def store() -> Iterator[TCPStore]:
     """Where ranks report to, as the first rank opens it."""
-    yield TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=START)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=START)
+    store.set(NUM_THREADS, "1")
+    yield store
 
 
 def start(settings: EngineSettings, store: TCPStore, *ranks: int) -> RankProcesses:

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from common.engine.build import LoadedEngine
 from common.errors import ConfigError, Draining, EngineFailed
+from common.rpc import convert
 from common.rpc.status import error_of_call
 from common.telemetry.startup import Startup
 from dspark.v1 import decode_service_pb2, prefill_service_pb2
@@ -213,6 +214,45 @@ async def test_a_stopped_decode_worker_finishes_what_runs_and_takes_nothing_new(
             length += len(verified.token_ids)
             await stream.commit(context, number, length, finish=number == 4)
         await stream.skip_to("finished")
+        await asyncio.wait_for(app.serving, WAIT_S)
+
+
+async def test_a_stopped_prefill_worker_lives_until_its_last_lease_has_ended() -> None:
+    (port,) = free_ports("127.0.0.1", 1)
+    async with (
+        running("decode", drain_s=0.0) as decode,
+        running("prefill", drain_s=WAIT_S, admin_port=port) as app,
+    ):
+        decode_stub: Any = DecodeServiceStub(decode.channel)
+        stub: Any = PrefillServiceStub(app.channel)
+        context = a_context(100)
+        reserved = await decode_stub.Reserve(
+            decode_service_pb2.ReserveRequest(
+                request_id=context.request_id, num_tokens=100, max_length=132
+            )
+        )
+        request = prefill_service_pb2.PrefillRequest(
+            context=convert.context_to_pb(context),
+            ticket=prefill_service_pb2.DecodeTicket(
+                decode_address=decode.address,
+                reservation_id=reserved.reservation_id,
+                capability=reserved.capability,
+            ),
+        )
+        *_, last = [event async for event in stub.Prefill(request, timeout=WAIT_S)]
+        app.stop.set()
+        await app.until_health("readiness", NOT_SERVING)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Prefill(request, timeout=WAIT_S).read()
+        assert isinstance(error_of_call(caught.value, peer="prefill"), Draining)
+        draining = (503, "draining, safe_to_delete: false\n")
+        assert await asyncio.to_thread(get, port, "/readyz") == draining
+        question = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
+        info = (await stub.GetWorkerInfo(question, timeout=WAIT_S)).info
+        assert (info.draining, info.num_leases, info.safe_to_delete) == (True, 1, False)
+        assert not app.serving.done()
+        release = prefill_service_pb2.ReleaseLeaseRequest(lease_id=last.handoff_done.lease_id)
+        assert (await stub.ReleaseLease(release, timeout=WAIT_S)).found
         await asyncio.wait_for(app.serving, WAIT_S)
 
 

@@ -100,7 +100,7 @@ def test_plain_decoding_equals_an_independent_implementation(
     assert margin > NEAR_TIE, f"change this prompt: {where}"
 
 
-def test_prompts_from_beside_the_checkout_hold_too(
+def test_prompts_from_elsewhere_hold_too(
     system: System,
     plain: Solo,
     peer: Peer,
@@ -111,7 +111,7 @@ def test_prompts_from_beside_the_checkout_hold_too(
     limit = plain.loaded.engine.config.max_context_length - NUM_TOKENS
     questions = extra_questions(shipped_checkpoint, num=NUM_EXTRA, max_tokens=limit)
     if not questions:
-        pytest.skip(f"no folder ../shared/data/prompts beside the checkout and no {EXTRA_PROMPTS}")
+        pytest.skip(f"{EXTRA_PROMPTS} names no folder with prompts")
     outputs = expected(plain, questions)
     answers = ask_all(system.address, asks(questions))
     num_compared = 0

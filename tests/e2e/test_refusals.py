@@ -295,7 +295,9 @@ def test_a_client_is_told_which_field_two_workers_disagree_on(
     servers: EventLoop, shipped_checkpoint: Path
 ) -> None:
     """Prefill in bfloat16 and decode in float32 hold the same model and cannot exchange its state."""
-    options = SystemOptions(checkpoint_dir=shipped_checkpoint, prefill_dtype="bfloat16", can_hand_over=False)
+    options = SystemOptions(
+        checkpoint_dir=shipped_checkpoint, prefill_dtype="bfloat16", can_hand_over=False
+    )
     with System(servers, options).running() as system:
         with (
             dspark.Client(system.address, timeout=WAIT_S) as client,

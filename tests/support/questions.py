@@ -1,4 +1,4 @@
-"""Prompts as token ids: the project's own, those at page borders, and others that lie beside the checkout."""
+"""Prompts as token ids: the project's own, those at page borders, and others from a folder that a person names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from common.tokenizer import ChatMessage, Tokenizer
 BORDER_LENGTHS = (127, 128, 129, 255, 256, 257)
 """Around the first two page borders."""
 EXTRA_PROMPTS = "DSPARK_EXTRA_PROMPTS"
-SIBLING = Path(__file__).parents[3] / "shared" / "data" / "prompts"
-"""Where prompts may lie beside a checkout; not part of the project."""
+"""The environment variable that names a folder of further prompts; they are not part of the project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +44,14 @@ def own_questions(checkpoint_dir: Path) -> tuple[Question, ...]:
 
 
 def extra_questions(checkpoint_dir: Path, *, num: int, max_tokens: int) -> tuple[Question, ...]:
-    """`num` prompts from every file of the extra folder in turn; empty when there is none."""
-    folder = Path(os.environ.get(EXTRA_PROMPTS) or SIBLING)
+    """`num` prompts from every file of the extra folder in turn; empty when none is named."""
+    folder = os.environ.get(EXTRA_PROMPTS)
+    if not folder:
+        return ()
     tokenizer = Tokenizer.from_folder(checkpoint_dir)
     files = [
-        path.read_text(encoding="utf-8").splitlines() for path in sorted(folder.glob("*.jsonl"))
+        path.read_text(encoding="utf-8").splitlines()
+        for path in sorted(Path(folder).glob("*.jsonl"))
     ]
     turns = [json.loads(line)["turns"] for row in zip(*files, strict=False) for line in row]
     return tuple(

@@ -34,6 +34,7 @@ class App:
     """A worker that serves in this process."""
 
     engine: FakeEngine
+    address: str
     channel: Any
     stop: asyncio.Event
     serving: asyncio.Task[None]
@@ -74,7 +75,9 @@ async def running(role: str, **changes: Any) -> AsyncIterator[App]:
     serving = asyncio.create_task(work)
     channel = open_channel(await asyncio.wait_for(address, WAIT_S))
     try:
-        yield App(engine=engine, channel=channel, stop=stop, serving=serving)
+        yield App(
+            engine=engine, address=address.result(), channel=channel, stop=stop, serving=serving
+        )
     finally:
         permits, engine.permits = engine.permits, None
         if permits is not None:

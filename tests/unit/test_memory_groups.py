@@ -10,6 +10,11 @@ from common.engine.memory import Memory, RequestMemory
 from common.errors import CapacityExhausted
 from common.kv_cache.layout import PAGE_TOKENS
 
+ONE_OF_FOUR = (
+    "3 pages are needed and {} of 4 are free in data parallel group 0 of 4; "
+    "a request lives in one group"
+)
+
 
 def pages(count: int) -> int:
     """The longest request of so many pages."""
@@ -59,7 +64,7 @@ def test_a_request_is_never_spread_over_two_groups() -> None:
     for _ in range(4):
         memory.reserve(pages(2))
     assert memory.num_free_pages == 8
-    with pytest.raises(CapacityExhausted, match="3 pages are needed and 2 of 4 are free"):
+    with pytest.raises(CapacityExhausted, match=ONE_OF_FOUR.format("2")):
         memory.reserve(pages(3))
     memory.check_integrity()
     assert memory.num_free_pages == 8, "what was refused holds nothing"
@@ -69,15 +74,26 @@ def test_the_largest_request_is_that_of_one_group() -> None:
     memory = four_groups()
     assert memory.max_request_pages == 4
     memory.reserve(pages(4))
-    with pytest.raises(CapacityExhausted, match="5 pages are needed and 4 of 4 are free"):
+    with pytest.raises(
+        CapacityExhausted, match="5 pages are needed and 4 of 4 are free in data parallel"
+    ):
         memory.reserve(pages(4) + 1)
+
+
+def test_one_group_is_not_spoken_of() -> None:
+    with pytest.raises(CapacityExhausted) as refused:
+        Memory(num_pages=4, num_slots=2).reserve(pages(5))
+    assert refused.value.message == "5 pages are needed and 4 of 4 are free"
+    assert refused.value.retry_after_s == 1.0
 
 
 def test_taken_slots_are_named_and_nothing_is_held() -> None:
     memory = Memory(num_pages=16, num_slots=2, num_groups=2)
     for _ in range(2):
         memory.reserve(pages(1))
-    with pytest.raises(CapacityExhausted, match="all 1 request slots are taken"):
+    with pytest.raises(
+        CapacityExhausted, match="all 1 request slots are taken in data parallel group"
+    ):
         memory.reserve(pages(1))
     assert (memory.num_free_pages, memory.num_free_slots) == (14, 0)
     memory.check_integrity()

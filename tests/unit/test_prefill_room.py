@@ -6,8 +6,9 @@ import pytest
 
 from common.engine.memory import Memory
 from common.errors import CapacityExhausted, LeaseEnded, QueueFull
+from common.kv_cache.layout import PAGE_TOKENS
 from common.types import Proposal, RequestId
-from services.prefill.leases import FinishedState, Leases
+from services.prefill.leases import FinishedState, Lease, Leases
 from services.prefill.loop import FirstTokenSampled
 from services.prefill.room import Room
 
@@ -149,7 +150,7 @@ async def test_a_lease_ends_once_by_release_or_by_time_unless_it_is_renewed(
     assert room.leases.expire() == 1
     assert room.leases.num_expired == 2
     assert free(room) == (6, 3)
-    assert not room.leases.release_oldest()
+    assert not room.leases.unread(0)
 
 
 async def test_a_room_that_is_read_is_free_when_its_last_reader_has_stopped(room: Room) -> None:
@@ -172,9 +173,10 @@ async def test_a_lease_that_is_read_gives_way_to_nobody_and_begins_anew(
     clock.now = 6.0
     room.leases.open(read.lease_id)
     clock.now = 5.0
-    assert room.leases.release_oldest()
+    assert room.leases.unread(0) == [unread]
+    room.leases.evict(unread)
     assert room.leases.renew([unread.lease_id]) == [unread.lease_id]
-    assert not room.leases.release_oldest()
+    assert not room.leases.unread(0)
     clock.now = 12.0
     assert room.leases.expire() == 0
     clock.now = 16.0
@@ -182,3 +184,60 @@ async def test_a_lease_that_is_read_gives_way_to_nobody_and_begins_anew(
     assert free(room) == (3, 2)
     room.leases.close(read)
     assert free(room) == (6, 3)
+
+
+def in_two_groups(clock: Clock) -> Room:
+    memory = Memory(num_pages=12, num_slots=6, num_groups=2)
+    return Room(memory, Leases(lease_s=10.0, clock=clock), max_queued=2)
+
+
+async def leases_of(room: Room, clock: Clock, *num_pages: int) -> list[Lease]:
+    """Leases of so many pages each, the first one the oldest; they go to the groups in turn."""
+    leases = []
+    for i, count in enumerate(num_pages):
+        leases.append(room.leases.grant(await room.acquire(count * PAGE_TOKENS), STATE))
+        assert leases[-1].memory.group == i % 2
+        clock.now += 1.0
+    return leases
+
+
+async def test_leases_end_in_the_group_where_the_fewest_make_room(clock: Clock) -> None:
+    """Guards a former bug: the oldest leases ended first, in whichever group, and one of them in vain."""
+    room = in_two_groups(clock)
+    leases = await leases_of(room, clock, 2, 5, 4)
+    memory = await room.acquire(5 * PAGE_TOKENS)
+    assert memory.group == 1
+    lease_ids = [lease.lease_id for lease in leases]
+    assert room.leases.renew(lease_ids) == [lease_ids[1]]
+
+
+async def test_where_as_few_make_room_the_oldest_of_the_group_end_first(clock: Clock) -> None:
+    room = in_two_groups(clock)
+    leases = await leases_of(room, clock, 2, 3, 2, 3, 2)
+    memory = await room.acquire(3 * PAGE_TOKENS)
+    assert memory.group == 1
+    assert leases[1].has_ended
+    assert [lease.has_ended for lease in leases].count(True) == 1
+
+
+async def test_no_lease_ends_in_vain_in_any_group(clock: Clock) -> None:
+    """The room of running requests lacks in both groups; a slot that a lease gives up would help nobody."""
+    room = in_two_groups(clock)
+    running = [await room.acquire(3 * PAGE_TOKENS) for _ in range(2)]
+    leases = await leases_of(room, clock, 3, 3)
+    waiting = asyncio.create_task(room.acquire(5 * PAGE_TOKENS))
+    await settle()
+    assert not waiting.done() and not any(lease.has_ended for lease in leases)
+    room.release(running[1])
+    assert (await waiting).group == 1
+    assert [lease.has_ended for lease in leases] == [False, True]
+
+
+async def test_a_lease_that_gives_its_slot_up_is_enough_where_pages_are_free(clock: Clock) -> None:
+    room = in_two_groups(clock)
+    leases = await leases_of(room, clock, 1, 1, 1, 1, 1, 1)
+    room.leases.open(leases[0].lease_id)
+    room.leases.open(leases[2].lease_id)
+    memory = await room.acquire(PAGE_TOKENS)
+    assert [lease.has_ended for lease in leases].count(True) == 1
+    assert leases[4 if memory.group == 0 else 1].has_ended

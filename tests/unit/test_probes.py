@@ -44,6 +44,7 @@ class Engine:
 class Worker:
     engine: Engine
     is_draining: bool = False
+    is_safe_to_delete: bool = False
 
     async def tend(self) -> None:
         raise NotImplementedError
@@ -117,7 +118,9 @@ def test_a_crashed_engine_is_dead_with_its_cause() -> None:
 def test_draining_is_unready_and_alive() -> None:
     process = Process()
     process.worker.begin_draining()
-    assert process.after(HOUR_S) == ("draining", None)
+    assert process.after(HOUR_S) == ("draining, safe_to_delete: false", None)
+    process.worker.is_safe_to_delete = True
+    assert process.after(0.0) == ("draining, safe_to_delete: true", None)
     assert process.probes.startup() is None
 
 

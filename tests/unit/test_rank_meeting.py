@@ -97,6 +97,30 @@ def test_no_rank_goes_on_before_the_last_one_has_come(settings: EngineSettings) 
     assert went_on.is_set()
 
 
+def test_ranks_compute_with_as_many_threads_as_the_first_whatever_their_node_has(
+    settings: EngineSettings,
+) -> None:
+    """Guards a former bug: each node divided its own cores, and replicas on unlike nodes differed in their last bits."""
+    used: list[int] = []
+
+    def set_num_threads(num_threads: int) -> None:
+        used.append(num_threads)
+
+    def join(_: EngineSettings, store: TCPStore, meet: Meet, **__: Any) -> None:
+        meet("here")
+        raise Stopped
+
+    with (
+        mock.patch.object(torch, "get_num_threads", side_effect=[7, 2, 2]) as asked,
+        mock.patch.object(torch, "set_num_threads", set_num_threads),
+        mock.patch.object(mesh_start, "_join", join),
+        pytest.raises(Stopped),
+    ):
+        start_mesh(settings)
+    assert used == [2, 2, 2], "seven threads, shared by three"
+    assert asked.call_count == 1, "no other rank looks at its own node"
+
+
 def test_what_keeps_a_rank_of_another_node_from_starting_is_told_by_the_first(
     settings: EngineSettings,
 ) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from prometheus_client import generate_latest
 
-from benchmarks.handoffs import SenderTotals, request_figures, sender_figures
+from benchmarks.handoffs import request_figures
 from common.errors import ConfigError
-from common.telemetry.metrics import WorkerMetrics
 from services.cli.main import main
 from services.cli.transfer_bench.limits import limit_of, range_cost_s
 from services.cli.transfer_bench.patterns import Pattern, parse_patterns, parse_size, size_name
@@ -132,23 +130,6 @@ def test_percentiles_of_hand_offs_are_those_of_requests() -> None:
     figures = request_figures([0.01] * 98 + [0.02, 0.03])
     assert figures["transfer.handoff.p50_s"] == pytest.approx(0.01)
     assert figures["transfer.handoff.p99_s"] == pytest.approx(0.0201)
-
-
-def test_what_is_beyond_the_wire_is_the_rest_of_a_hand_off() -> None:
-    """Read from the metrics as they are exposed, engines together, what was before left out."""
-    worker = WorkerMetrics(model="tiny", role="prefill")
-    metrics = worker.transfer
-    metrics.handoff_duration.labels(engine="nixl").observe(9.0)
-    before = SenderTotals.of(generate_latest(worker.registry).decode())
-    for engine, handoff_s, wire_s in (("nixl", 0.006, 0.002), ("grpc", 0.02, 0.004)):
-        metrics.handoff_duration.labels(engine=engine).observe(handoff_s)
-        metrics.duration.labels(engine=engine).observe(wire_s)
-    figures = sender_figures(before, SenderTotals.of(generate_latest(worker.registry).decode()))
-    assert figures["transfer.handoff.mean_s"] == pytest.approx(0.013)
-    assert figures["transfer.handoff.wire_mean_s"] == pytest.approx(0.003)
-    assert figures["transfer.handoff.beyond_wire_mean_s"] == pytest.approx(0.01)
-    assert figures["transfer.handoff.within_10ms"] == pytest.approx(0.5)
-    assert figures["transfer.handoff.within_25ms"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("version", "role", "generation", "model_fingerprint", "model", "max_context_length", "vocab_size", "draft_length", "num_pages", "num_free_pages", "num_slots", "num_free_slots", "queued_requests", "running_requests", "num_leases", "draining", "computes_prompts", "uptime_s", "details", "transfer_engines", "num_quarantined_pages")
+    __slots__ = ("version", "role", "generation", "model_fingerprint", "model", "max_context_length", "vocab_size", "draft_length", "num_pages", "num_free_pages", "num_slots", "num_free_slots", "queued_requests", "running_requests", "num_leases", "draining", "computes_prompts", "uptime_s", "details", "transfer_engines", "num_quarantined_pages", "safe_to_delete")
     class DetailsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class WorkerInfo(_message.Message):
     DETAILS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ENGINES_FIELD_NUMBER: _ClassVar[int]
     NUM_QUARANTINED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    SAFE_TO_DELETE_FIELD_NUMBER: _ClassVar[int]
     version: str
     role: str
     generation: str
@@ -56,4 +57,5 @@ class WorkerInfo(_message.Message):
     details: _containers.ScalarMap[str, str]
     transfer_engines: _containers.RepeatedScalarFieldContainer[str]
     num_quarantined_pages: int
-    def __init__(self, version: _Optional[str] = ..., role: _Optional[str] = ..., generation: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., max_context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., draft_length: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., queued_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., num_leases: _Optional[int] = ..., draining: bool = ..., computes_prompts: bool = ..., uptime_s: _Optional[float] = ..., details: _Optional[_Mapping[str, str]] = ..., transfer_engines: _Optional[_Iterable[str]] = ..., num_quarantined_pages: _Optional[int] = ...) -> None: ...
+    safe_to_delete: bool
+    def __init__(self, version: _Optional[str] = ..., role: _Optional[str] = ..., generation: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., max_context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., draft_length: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., queued_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., num_leases: _Optional[int] = ..., draining: bool = ..., computes_prompts: bool = ..., uptime_s: _Optional[float] = ..., details: _Optional[_Mapping[str, str]] = ..., transfer_engines: _Optional[_Iterable[str]] = ..., num_quarantined_pages: _Optional[int] = ..., safe_to_delete: bool = ...) -> None: ...
