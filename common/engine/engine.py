@@ -45,7 +45,6 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Schedule a request from its `num_computed` on: a prompt, or state that was handed over."""
-        request.timings.added = time.monotonic()
         self._schedulers[request.group].add(request)
         self._ranks.add(request)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from common.engine.request import Request, Role
-from common.engine.verify_block import uses_rejection
+from common.engine.verify_block import members_by_kind, uses_rejection
 from common.kv_cache.pool import CachePool
 from common.model.drafter import Drafter
 from common.parallel.vocabulary import Vocabulary
@@ -93,13 +93,8 @@ class Proposer:
         if self._vocabulary.is_whole:
             return self._draw_by_rule(requests, anchor_ids, anchor_positions, base_logits)
         # Greedy requests need no more than the largest logits; only the others' rows are gathered whole.
-        by_kind: dict[bool, list[int]] = {True: [], False: []}
-        for i, request in enumerate(requests):
-            by_kind[request.sampling.is_greedy].append(i)
         parts = []
-        for is_greedy, members in by_kind.items():
-            if not members:
-                continue
+        for is_greedy, members in members_by_kind(requests):
             if is_greedy:
                 drawn = greedy_draft(
                     base_logits=base_logits[members],

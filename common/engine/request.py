@@ -87,7 +87,6 @@ class Request:
 class RequestTimings:
     """Seconds on the worker's monotonic clock."""
 
-    added: float = 0.0
     first_scheduled: float = 0.0
     first_token: float = 0.0
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from common.engine.request import Request
 from common.engine.scheduler import ScheduledRequest
 from common.parallel.vocabulary import Vocabulary
 from common.sampling.params import SamplingRows
@@ -34,15 +35,11 @@ class VerifyBlock:
         if vocabulary.is_whole:
             return self._verify_by_rule(range(len(self.step)), logits)
         # Greedy requests need no more than the largest logits; only the others' rows are gathered whole.
-        by_kind: dict[bool, list[int]] = {True: [], False: []}
-        for i, scheduled in enumerate(self.step):
-            by_kind[scheduled.request.sampling.is_greedy].append(i)
+        by_kind = members_by_kind([scheduled.request for scheduled in self.step])
         shape = (len(self.step), self.width)
         token_ids = torch.full(shape, NO_TOKEN, device=self._device)
         num_accepted = torch.zeros(len(self.step), dtype=torch.int64, device=self._device)
-        for is_greedy, members in by_kind.items():
-            if not members:
-                continue
+        for is_greedy, members in by_kind:
             mine = logits[members]
             if is_greedy:
                 result = verify_drawn(
@@ -102,6 +99,15 @@ class VerifyBlock:
                 probs = torch.zeros(shape, device=self._device)
             probs[i, : scheduled.num_draft] = draft.probs[: scheduled.num_draft]
         return probs
+
+
+def members_by_kind(requests: Sequence[Request]) -> list[tuple[bool, list[int]]]:
+    """Indices of the greedy requests, with True, and of the others, with False; a kind that is not there is left out."""
+    kinds = [
+        (is_greedy, [i for i, r in enumerate(requests) if r.sampling.is_greedy is is_greedy])
+        for is_greedy in (True, False)
+    ]
+    return [(is_greedy, members) for is_greedy, members in kinds if members]
 
 
 def uses_rejection(sampling: SamplingParams) -> bool:

@@ -19,7 +19,7 @@ import dspark
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
 from services.cli.ports import free_ports
 from tests.support.asking import GREEDY, Ask, ask_all, engine_sampling, exactly
-from tests.support.processes import START_S, process, wait_all_known, wait_serving
+from tests.support.processes import START_S, children, process, wait_all_known, wait_serving
 from tests.support.questions import Question
 from tests.support.solo import Job, Solo
 
@@ -41,8 +41,8 @@ class Worker:
 
     def rank_pids(self) -> list[int]:
         """Processes of all ranks but the first, which is the service itself."""
-        (host,) = _children(self.process.pid)
-        return _children(host)
+        (host,) = children(self.process.pid)
+        return children(host)
 
 
 @pytest.fixture(scope="module")
@@ -216,11 +216,3 @@ def test_a_dead_rank_ends_its_worker_with_one_line_and_its_requests_go_on_elsewh
     assert "Traceback" not in said
     assert "rank 5 of 8 (dp 1, tp 1) was killed by SIGKILL" in said
     assert not any(Path(f"/proc/{pid}").exists() for pid in victims), "no rank outlives its worker"
-
-
-def _children(pid: int) -> list[int]:
-    """Processes that a process has started, oldest first."""
-    found = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (thread / "children").read_text().split()]
-    return sorted(found)

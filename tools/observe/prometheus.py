@@ -82,10 +82,6 @@ class Prometheus:
         """Whether an expression gives at least one number: NaN, which is 0/0, is none."""
         return any(not math.isnan(series.value) for series in self.query(expr))
 
-    def num_targets_up(self) -> int:
-        targets = self._get("targets", state="active")["activeTargets"]
-        return sum(target["health"] == "up" for target in targets)
-
     def rules(self) -> tuple[LoadedRule, ...]:
         """All rules of all groups."""
         return tuple(
