@@ -161,7 +161,7 @@ def _wait_at(barrier: Barrier) -> None:
 
 
 def _timed(way: Way, folder: Path, shard: Shard) -> _Timed:
-    torch.set_num_threads(1)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // shard.mesh.num_ranks))
     read = way(folder, shard)
     assert _barrier is not None
     _barrier.wait(BARRIER_S)

@@ -67,6 +67,18 @@ class MappedFile:
     def bytes_of(self, span: Span) -> memoryview:
         return memoryview(self._map)[span.begin : span.end]
 
+    def read(self, span: Span, room: memoryview) -> None:
+        """Copy a span into memory of its size, without mapping it."""
+        done = 0
+        while done < span.num_bytes:
+            try:
+                num_bytes = os.preadv(self._fd, [room[done:]], span.begin + done)
+            except OSError as error:
+                raise CheckpointError(f"cannot read {self._path}: {error.strerror}") from error
+            if num_bytes == 0:
+                raise CheckpointError(f"{self._path} ends at byte {span.begin + done}")
+            done += num_bytes
+
     def expect(self, span: Span) -> None:
         """Let the system start reading what will be wanted soon; where it cannot, nothing is lost."""
         if hasattr(os, "posix_fadvise"):

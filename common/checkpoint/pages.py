@@ -11,6 +11,14 @@ from typing import cast
 UNNEEDED = getattr(mmap, "MADV_DONTNEED", None)
 POPULATE = 22
 """MADV_POPULATE_READ of Linux 5.14, which the mmap module does not name."""
+POPULATE_FOR_WRITING = 23
+"""MADV_POPULATE_WRITE, its sibling."""
+
+
+def provide(address: int, num_bytes: int) -> None:
+    """Let the system make all pages of a room at once that is about to be filled; else each is made at its first byte."""
+    begin = address - address % mmap.PAGESIZE
+    advise(begin, address + num_bytes - begin, POPULATE_FOR_WRITING)
 
 
 def advise(address: int, num_bytes: int, advice: int | None) -> int:

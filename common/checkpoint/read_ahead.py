@@ -16,24 +16,25 @@ WINDOW_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """Bytes of a file."""
+class Wanted:
+    """What will be used together."""
 
-    file: MappedFile
-    span: Span
+    spans: tuple[tuple[MappedFile, Span], ...]
+    num_bytes: int
+    """As `used` will count them; the spans may have more."""
 
 
 class ReadAhead:
-    """Asks for ranges in their order, at most a window ahead of what `used` has reported."""
+    """Asks for what is wanted in its order, at most a window ahead of what `used` has reported."""
 
     def __init__(
         self,
-        ranges: Iterable[Range],
+        wanted: Iterable[Wanted],
         *,
         window_bytes: int = WINDOW_BYTES,
         num_threads: int = NUM_THREADS,
     ) -> None:
-        self._ranges = iter(ranges)
+        self._wanted = iter(wanted)
         self._window_bytes = window_bytes
         self._ahead_bytes = 0
         self._is_closed = False
@@ -57,13 +58,14 @@ class ReadAhead:
 
     def _run(self) -> None:
         while (wanted := self._next()) is not None:
-            wanted.file.expect(wanted.span)
+            for file, span in wanted.spans:
+                file.expect(span)
 
-    def _next(self) -> Range | None:
+    def _next(self) -> Wanted | None:
         with self._room:
             while self._ahead_bytes >= self._window_bytes and not self._is_closed:
                 self._room.wait(timeout=1.0)
-            wanted = None if self._is_closed else next(self._ranges, None)
+            wanted = None if self._is_closed else next(self._wanted, None)
             if wanted is not None:
-                self._ahead_bytes += wanted.span.num_bytes
+                self._ahead_bytes += wanted.num_bytes
             return wanted

@@ -12,17 +12,18 @@ from types import TracebackType
 
 import torch
 
+from common.checkpoint import pages
 from common.checkpoint.dequantize import dequantize
 from common.checkpoint.digests import RunningDigest, load_digests
 from common.checkpoint.headers import Headers, StoredTensor, read_headers
 from common.checkpoint.held import hold
 from common.checkpoint.mapped import TORCH_DTYPES, MappedFile
 from common.checkpoint.meter import LoadMeter
-from common.checkpoint.read_ahead import Range, ReadAhead
+from common.checkpoint.read_ahead import ReadAhead, Wanted
 from common.checkpoint.read_options import Progress, ReadOptions
 from common.checkpoint.sanity import require_sane
 from common.checkpoint.scales import ScalePart
-from common.checkpoint.spans import Span, Window, spans
+from common.checkpoint.spans import Span, Window, num_bytes, spans, touched
 from common.checkpoint.stored_parts import StoredParts
 from common.device.staging import Staging
 from common.errors import CheckpointError
@@ -79,9 +80,11 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         for path in {tensor.path for tensor in stored}:
             self._file(path)
         self._ahead = ReadAhead(
-            Range(self._files[path], span)
+            Wanted(
+                tuple((self._files[path], span) for path, span in self._parts.touched(part)),
+                self._parts.num_bytes(part),
+            )
             for part in self._wanted
-            for path, span in self._parts.spans(part)
         )
         return self
 
@@ -102,6 +105,30 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         self._drop_last()
         self._last = self._pieces(TensorPart(name), largest=None)
         return next(self._last)
+
+    def read_into(self, part: TensorPart, room: torch.Tensor) -> bool:
+        """Fill host memory with a part's values, with no copy in between; any thread may ask.
+
+        False, with nothing done, where they are not stored as `room` has them or not side by side.
+        """
+        matrix, *scales = self._parts.tensors(part.name)
+        window = self._parts.window(part)
+        is_as_stored = not scales and TORCH_DTYPES.get(matrix.dtype) == room.dtype
+        is_one_run = window.has_whole_rows and room.is_contiguous()
+        if room.device.type != "cpu" or not is_as_stored or not is_one_run:
+            return False
+        (span,) = spans(matrix, window)
+        if span.num_bytes:
+            values = room.view(-1).view(torch.uint8).numpy().data
+            pages.provide(room.data_ptr(), span.num_bytes)
+            with self._meter:
+                self._file(matrix.path).read(span, values)
+            if part.is_whole and matrix.name in self._digests:
+                digest = RunningDigest()
+                digest.add(values)
+                self._require_digest(matrix, digest)
+        self._count(span.num_bytes)
+        return True
 
     def pieces(self, part: TensorPart) -> Generator[torch.Tensor]:
         """Runs of a part's rows, in order. Only pages that hold them are read; digests are looked at for whole tensors.
@@ -162,16 +189,16 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         scale_values = [] if as_codes else [self._scale(matrix, scale, part) for scale in scales]
         has_values = as_codes or not scales
         origin = None if has_values else self._parts.scale_part(matrix, scales[0], window)
-        file = self._file(matrix.path)
+        file, per_item = self._file(matrix.path), self._parts.values_per_item(matrix)
         for run in window.runs(largest or max(1, window.num_values)):
-            read = list(spans(matrix, run, self._parts.values_per_item(matrix)))
+            read = list(touched(matrix, run, per_item))
             self._fetch(file, read)
             if digest is not None:
                 digest.add(file.bytes_of(read[0]))
                 if run.end_row == window.end_row:
                     self._require_digest(matrix, digest)
             value = self._value(matrix, scale_values, run, origin)
-            self._count(sum(span.num_bytes for span in read))
+            self._count(num_bytes(matrix, run, per_item))
             try:
                 yield value
             finally:
@@ -183,7 +210,7 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         """A copy of its own: it is needed for as long as its matrix is read."""
         file = self._file(tensor.path)
         window = self._parts.scale_part(matrix, tensor, self._parts.window(part)).window
-        read = list(spans(tensor, window))
+        read = list(touched(tensor, window))
         self._fetch(file, read)
         if part.is_whole and tensor.name in self._digests:
             digest = RunningDigest()
@@ -196,7 +223,7 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         for span in read:
             file.drop(span)
         require_sane(tensor, value)
-        self._count(sum(span.num_bytes for span in read), is_part=True)
+        self._count(num_bytes(tensor, window), is_part=True)
         return value
 
     def _value(

@@ -40,6 +40,9 @@ class _Script(Mapping[str, torch.Tensor]):
         self._parts = StoredParts(headers)
         self.asked: list[TensorPart] = []
 
+    def read_into(self, part: TensorPart, room: torch.Tensor) -> bool:
+        return False
+
     def pieces(self, part: TensorPart) -> Iterator[torch.Tensor]:
         self.asked.append(part)
         window = self._parts.window(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -90,3 +91,24 @@ def spans(tensor: StoredTensor, window: Window, values_per_item: int = 1) -> Ite
     for row in range(window.first_row, window.end_row):
         start = tensor.begin + row * row_bytes
         yield Span(start + bytes_of(window.first_column), start + bytes_of(window.end_column))
+
+
+def touched(tensor: StoredTensor, window: Window, values_per_item: int = 1) -> Iterator[Span]:
+    """The same by pages: parts of short rows share theirs, so that all between them is read as well."""
+    exact = spans(tensor, window, values_per_item)
+    if window.has_whole_rows or window.num_rows < 2:
+        yield from exact
+        return
+    first, second = next(exact), next(exact)
+    if second.begin - first.end < mmap.PAGESIZE:
+        row_bytes = second.begin - first.begin
+        yield Span(first.begin, first.end + (window.num_rows - 1) * row_bytes)
+        return
+    yield first
+    yield second
+    yield from exact
+
+
+def num_bytes(tensor: StoredTensor, window: Window, values_per_item: int = 1) -> int:
+    """How many the window has."""
+    return window.num_values // values_per_item * ITEM_BYTES[tensor.dtype]

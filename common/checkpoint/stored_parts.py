@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from common.checkpoint.formats import stored_as
-from common.checkpoint.headers import ITEM_BYTES, Headers, StoredTensor
+from common.checkpoint.headers import Headers, StoredTensor
 from common.checkpoint.names import official_names
 from common.checkpoint.scales import ScalePart, scale_part
-from common.checkpoint.spans import Span, Window, spans, window_of
+from common.checkpoint.spans import Span, Window, num_bytes, spans, touched, window_of
 from common.checkpoint.storage import Storage, companions
 from common.errors import CheckpointError
 
@@ -73,20 +73,24 @@ class StoredParts:
 
     def spans(self, part: Part) -> Iterator[tuple[Path, Span]]:
         """All bytes of a part in the order in which they are read: scales first."""
-        matrix, *scales = self.tensors(part.name)
-        window = self.window(part)
-        for scale in scales:
-            for span in spans(scale, self.scale_part(matrix, scale, window).window):
-                yield scale.path, span
-        for span in spans(matrix, window, self.values_per_item(matrix)):
-            yield matrix.path, span
+        for tensor, window, per_item in self._windows(part):
+            for span in spans(tensor, window, per_item):
+                yield tensor.path, span
+
+    def touched(self, part: Part) -> Iterator[tuple[Path, Span]]:
+        """The same by pages."""
+        for tensor, window, per_item in self._windows(part):
+            for span in touched(tensor, window, per_item):
+                yield tensor.path, span
 
     def num_bytes(self, part: Part) -> int:
         """How many they are."""
+        return sum(num_bytes(*window) for window in self._windows(part))
+
+    def _windows(self, part: Part) -> Iterator[tuple[StoredTensor, Window, int]]:
+        """Of each tensor, with its values per item."""
         matrix, *scales = self.tensors(part.name)
         window = self.window(part)
-        num_items = window.num_values // self.values_per_item(matrix)
-        return num_items * ITEM_BYTES[matrix.dtype] + sum(
-            self.scale_part(matrix, scale, window).window.num_values * ITEM_BYTES[scale.dtype]
-            for scale in scales
-        )
+        for scale in scales:
+            yield scale, self.scale_part(matrix, scale, window).window, 1
+        yield matrix, window, self.values_per_item(matrix)

@@ -91,7 +91,7 @@ class Staging:
         `source` may change once this returns; on a device `into` has its values for everything that is started later.
         """
         if into.device.type in ("cpu", "meta"):
-            _copy_on_host(source, into)
+            into.copy_(source)
         else:
             self.stage(source, into)
 
@@ -110,13 +110,6 @@ class Staging:
         buffer, ended = self._buffers.pop(0)
         ended()
         return buffer
-
-
-def _copy_on_host(source: torch.Tensor, into: torch.Tensor) -> None:
-    if into.dim() == 2 and not into.is_contiguous() and into.T.is_contiguous():
-        # Torch is quick to transpose from a contiguous matrix of the same type into a contiguous one.
-        source, into = source.to(into.dtype).T, into.T
-    into.copy_(source)
 
 
 def _parts(

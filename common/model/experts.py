@@ -34,12 +34,12 @@ class ExpertBank:
         self._kernels = kernels
         # Filled one by one: a layer's experts in a list and stacked would be in memory twice.
         self.w13 = weights.empty_matrices(experts, 2 * width, hidden)  # [E, 2 * I, D]
-        self.w2 = weights.empty_matrices(experts, width, hidden)  # [E, I, D]
+        self.w2 = weights.empty_matrices(experts, hidden, width)  # [E, D, I]
         for e in range(experts):
             expert = weights.under(f"experts.{ids[e]}")
             expert.fill(self.w13[e, :width], "w1.weight", whole, hidden, rows=part)
             expert.fill(self.w13[e, width:], "w3.weight", whole, hidden, rows=part)
-            expert.fill(self.w2[e], "w2.weight", hidden, whole, columns=part, is_transposed=True)
+            expert.fill(self.w2[e], "w2.weight", hidden, whole, columns=part)
 
     def __call__(
         self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
@@ -58,7 +58,7 @@ class ExpertBank:
 
         def run(e: int, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             y = swiglu(F.linear(rows, self.w13[e]), self._limit)
-            return (y * weights) @ self.w2[e]
+            return F.linear(y * weights, self.w2[e])
 
         return _by_expert(run, self.num_experts, x, expert_ids, expert_weights)
 

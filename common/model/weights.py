@@ -31,6 +31,10 @@ class TensorPart:
 class PieceSource(Protocol):
     """A source of tensors that reads no more than what is asked for, and that piece by piece."""
 
+    def read_into(self, part: TensorPart, room: torch.Tensor) -> bool:
+        """Fill host memory with a part, with no copy in between; False, with nothing done, where values need work first."""
+        ...
+
     def pieces(self, part: TensorPart) -> Iterator[torch.Tensor]:
         """Runs of a part's rows, in order; each is good until the next one is asked for. The tensor must be there."""
         ...
@@ -144,13 +148,11 @@ class Weights:
         *shape: int,
         rows: slice | None = None,
         columns: slice | None = None,
-        is_transposed: bool = False,
     ) -> None:
-        """Copy a matrix, or its transpose, into room such as a part of `empty_matrices`, with no copy in between.
+        """Copy a matrix into room such as a part of `empty_matrices`, with no copy in between.
 
         It is there once `staging` has been waited for: until then the matrix may be read beside others.
         """
-        room = room.T if is_transposed else room
         self._staging.later(lambda: self._copy(name, shape, rows, columns, room))
 
     def empty_matrices(self, *shape: int) -> torch.Tensor:
@@ -182,25 +184,32 @@ class Weights:
         part = TensorPart(
             full_name, _unless_whole(rows, shape, 0), _unless_whole(columns, shape, 1)
         )
-        begin = 0
-        for piece in self._pieces(part, shape):
-            end = begin + piece.shape[0]
-            self._staging.copy(piece, room[begin:end])
-            begin = end
-        assert begin == room.shape[0], f"{begin} rows of {full_name} for {room.shape[0]}"
+        self._require(part.name, shape)
+        if self._source is None or not self._source.read_into(part, room):
+            begin = 0
+            for piece in self._pieces(part):
+                end = begin + piece.shape[0]
+                self._staging.copy(piece, room[begin:end])
+                begin = end
+            assert begin == room.shape[0], f"{begin} rows of {full_name} for {room.shape[0]}"
         self.taken.add(full_name)
 
-    def _pieces(self, part: TensorPart, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        if self._source is not None and part.name in self._tensors:
-            _require_shape(part.name, self._source.shape(part.name), shape)
+    def _require(self, name: str, shape: tuple[int, ...]) -> None:
+        if name not in self._tensors:
+            raise CheckpointError(f"the checkpoint lacks tensor {name}", metadata={"tensor": name})
+        source = self._source
+        found = tuple(self._tensors[name].shape) if source is None else source.shape(name)
+        if found != shape:
+            raise CheckpointError(
+                f"tensor {name} has shape {list(found)}; the configuration asks for {list(shape)}",
+                metadata={"tensor": name},
+            )
+
+    def _pieces(self, part: TensorPart) -> Iterator[torch.Tensor]:
+        if self._source is not None:
             yield from self._source.pieces(part)
             return
-        whole = self._tensors.get(part.name)
-        if whole is None:
-            raise CheckpointError(
-                f"the checkpoint lacks tensor {part.name}", metadata={"tensor": part.name}
-            )
-        _require_shape(part.name, tuple(whole.shape), shape)
+        whole = self._tensors[part.name]
         chosen = whole if part.rows is None else whole[part.rows]
         yield chosen if part.columns is None else chosen[:, part.columns]
 
@@ -221,11 +230,3 @@ def _unless_whole(part: slice | None, shape: tuple[int, ...], dim: int) -> slice
     if part is None or part.indices(shape[dim]) == (0, shape[dim], 1):
         return None
     return part
-
-
-def _require_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if found != expected:
-        raise CheckpointError(
-            f"tensor {name} has shape {list(found)}; the configuration asks for {list(expected)}",
-            metadata={"tensor": name},
-        )

@@ -18,7 +18,7 @@ from common.checkpoint.headers import read_headers
 from common.checkpoint.mapped import MappedFile
 from common.checkpoint.meter import LoadMeter
 from common.checkpoint.plan import PlanRequest, WeightsHeld, make_plan
-from common.checkpoint.read_ahead import Range, ReadAhead
+from common.checkpoint.read_ahead import ReadAhead, Wanted
 from common.checkpoint.reader import CheckpointReader
 from common.checkpoint.spans import Span
 from common.model.config import ModelConfig
@@ -117,8 +117,10 @@ class RecordingFile(MappedFile):
 
 def test_reading_ahead_stays_within_its_window() -> None:
     file = RecordingFile(enough=3)
-    ranges = [Range(file, Span(i * 10, i * 10 + 10)) for i in range(100)]
-    ahead = ReadAhead(ranges, window_bytes=30, num_threads=2)
+    spans = [Span(i * 10, i * 10 + 10) for i in range(100)]
+    ahead = ReadAhead(
+        [Wanted(((file, span),), 10) for span in spans], window_bytes=30, num_threads=2
+    )
     assert file.has_enough.wait(timeout=10)
     assert len(file.asked) == 3
     file.has_enough.clear()
@@ -126,12 +128,12 @@ def test_reading_ahead_stays_within_its_window() -> None:
     ahead.used(20)
     assert file.has_enough.wait(timeout=10)
     ahead.close()
-    assert sorted(file.asked, key=lambda span: span.begin) == [r.span for r in ranges[:5]]
+    assert sorted(file.asked, key=lambda span: span.begin) == spans[:5]
 
 
 def test_reading_ahead_ends_when_all_is_asked_for() -> None:
     file = RecordingFile(enough=7)
-    ahead = ReadAhead([Range(file, Span(i, i + 1)) for i in range(7)])
+    ahead = ReadAhead([Wanted(((file, Span(i, i + 1)),), 1) for i in range(7)])
     assert file.has_enough.wait(timeout=10)
     ahead.close()
     assert len(file.asked) == 7

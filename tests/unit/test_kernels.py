@@ -60,7 +60,7 @@ def test_reading_and_writing_streams(num_rows: int, spread: float) -> None:
 
 
 def test_few_experts() -> None:
-    x, w13, w2 = normal(6, 20), normal(5, 16, 20, seed=1), normal(5, 8, 20, seed=2)
+    x, w13, w2 = normal(6, 20), normal(5, 16, 20, seed=1), normal(5, 20, 8, seed=2)
     ids = torch.tensor([[0, 4], [4, 0], [1, 2], [2, 3], [3, 1], [0, 1]])
     weights = normal(6, 2, seed=3).abs()
     torch.testing.assert_close(

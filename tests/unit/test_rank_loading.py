@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -103,6 +104,15 @@ def ranks(mesh: MeshShape) -> Iterator[Shard]:
     return (Shard(mesh=mesh, rank=rank) for rank in range(mesh.num_ranks))
 
 
+def pages_of(places: Iterable[tuple[Path, Span]]) -> set[tuple[Path, int]]:
+    """Every page that has a byte of theirs."""
+    return {
+        (path, page)
+        for path, span in places
+        for page in range(span.begin // mmap.PAGESIZE, -(-span.end // mmap.PAGESIZE))
+    }
+
+
 def tensors_of(model: DSparkModel) -> list[torch.Tensor]:
     held = held_tensors(model)
     return [*held.target, *held.drafter]
@@ -110,7 +120,7 @@ def tensors_of(model: DSparkModel) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("to", [CheckpointFormat.FP8_FP4, CheckpointFormat.W8A8_MODELSLIM])
-def test_exactly_the_bytes_of_the_ranks_parts_are_read(
+def test_exactly_the_pages_of_the_ranks_parts_are_read(
     to: CheckpointFormat, mesh: MeshShape, folders: dict[CheckpointFormat, Path]
 ) -> None:
     headers = read_headers(folders[to])
@@ -121,16 +131,26 @@ def test_exactly_the_bytes_of_the_ranks_parts_are_read(
         def fetch(_: MappedFile, span: Span, read: list[Span] = read) -> None:
             read.append(span)
 
+        def copy(file: MappedFile, span: Span, room: memoryview, read: list[Span] = read) -> None:
+            read.append(span)
+            room[:] = file.bytes_of(span)
+
         told: list[tuple[int, int]] = []
-        with mock.patch.object(MappedFile, "fetch", fetch):
+        with (
+            mock.patch.object(MappedFile, "fetch", fetch),
+            mock.patch.object(MappedFile, "read", copy),
+        ):
             load(folders[to], shard, told)
         asked = asked_parts(CONFIG, headers, shard)
         wanted = sum(map(parts.num_bytes, asked))
-        assert sum(span.num_bytes for span in read) == wanted
         assert told[-1] == (wanted, wanted)
         assert sorted(read, key=str) == sorted(
-            (span for part in asked for _, span in parts.spans(part)), key=str
+            (span for part in asked for _, span in parts.touched(part)), key=str
         )
+        for part in asked:
+            exact = list(parts.spans(part))
+            assert sum(span.num_bytes for _, span in exact) == parts.num_bytes(part)
+            assert pages_of(parts.touched(part)) == pages_of(exact)
 
 
 @pytest.mark.parametrize("to", [CheckpointFormat.FP8_FP4, CheckpointFormat.BF16])

@@ -44,6 +44,9 @@ class RecordingSource(Mapping[str, torch.Tensor]):
     def __init__(self) -> None:
         self.asked: list[TensorPart] = []
 
+    def read_into(self, part: TensorPart, room: torch.Tensor) -> bool:
+        return False
+
     def pieces(self, part: TensorPart) -> Iterator[torch.Tensor]:
         self.asked.append(part)
         tensor = TENSORS[part.name]

@@ -146,7 +146,8 @@ def few_experts(
     x: Any, expert_ids: Any, expert_weights: Any, w13: Any, w2: Any, limit: Any, out: Any
 ) -> None:
     rows, top_k = expert_ids.shape
-    width, hidden = w2.shape[1], w2.shape[2]
+    hidden, width = w2.shape[1], w2.shape[2]
+    y = np.empty(width, np.float32)
     for n in range(rows):
         for k in range(top_k):
             e = expert_ids[n, k]
@@ -158,6 +159,9 @@ def few_experts(
                     up += w13[e, width + i, d] * x[n, d]
                 gate = min(gate, limit)
                 up = max(min(up, limit), -limit)
-                y = gate * sigmoid(gate) * up * expert_weights[n, k]
-                for d in range(hidden):
-                    out[n, d] += y * w2[e, i, d]
+                y[i] = gate * sigmoid(gate) * up * expert_weights[n, k]
+            for d in range(hidden):
+                total = np.float32(0.0)
+                for i in range(width):
+                    total += w2[e, d, i] * y[i]
+                out[n, d] += total

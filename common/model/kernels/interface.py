@@ -68,5 +68,5 @@ class Kernels(Protocol):
         w2: torch.Tensor,
         limit: float,
     ) -> torch.Tensor:
-        """Weighted sum of `[N, k]` chosen experts for few rows `x [N, D]`; `w13 [E, 2 * I, D]`, `w2 [E, I, D]`."""
+        """Weighted sum of `[N, k]` chosen experts for few rows `x [N, D]`; `w13 [E, 2 * I, D]`, `w2 [E, D, I]`."""
         ...

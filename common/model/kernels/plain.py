@@ -71,4 +71,4 @@ class PlainKernels:
             * up.clamp(-limit, limit)
             * expert_weights.to(x.dtype).unsqueeze(-1)
         )
-        return torch.einsum("nki,nkid->nd", y, w2[expert_ids])
+        return torch.einsum("nki,nkdi->nd", y, w2[expert_ids])
