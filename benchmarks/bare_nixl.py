@@ -119,7 +119,7 @@ class Receiver:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bare_nixl", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7, help="of which the median counts")
+    parser.add_argument("--repeats", type=int, default=15, help="of which the median counts")
     parser.add_argument("--receive", type=int, default=0, help="be the receiver of so many bytes")
     options = parser.parse_args()
     limit_threads(1)

@@ -171,9 +171,8 @@ class FaultyEngine:
         )
         others = np.flatnonzero(region != region[first.source_offset])
         assert len(others), "all bytes of the region are alike: none can be taken for another"
-        changed = replace(first, source_offset=int(others[0]), length=1)
-        rest = replace(
-            first,
+        changed = first._replace(source_offset=int(others[0]), length=1)
+        rest = first._replace(
             source_offset=first.source_offset + 1,
             destination_offset=first.destination_offset + 1,
             length=first.length - 1,

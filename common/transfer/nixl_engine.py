@@ -25,6 +25,7 @@ from common.transfer.engine import TransferId, WriteTarget
 from common.transfer.meeting import PROBE_BYTES, EngineDescriptor
 from common.transfer.memory import PoolMemory
 from common.transfer.nixl_library import NixlLibrary
+from common.transfer.nixl_memory import NixlMemory, columns, host_bytes
 from common.transfer.nixl_receiver import NixlReceiver
 from common.transfer.plan import ByteRange
 from common.transfer.writes import Writes, next_wait_s
@@ -36,8 +37,7 @@ INLINE_BYTES = 4 * 1024 * 1024
 """Copied in less than a millisecond, so posted without another thread, which would cost as much again."""
 
 Answer = TypeVar("Answer")
-Descriptors = npt.NDArray[np.uint64]
-"""`[ranges, 3]`: address, length, device number."""
+Descriptors = tuple[npt.NDArray[np.uint64], str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +45,7 @@ class _Peer:
     address: str
     agent: str
     descriptor: EngineDescriptor
+    memory: NixlMemory
     num_writes: int = 0
     """Under way."""
 
@@ -74,14 +75,14 @@ class NixlTransferEngine:
                 raise ConfigError(
                     f"NIXL does not register memory of device {tensor.device}: {error}"
                 ) from error
-        self._device = _device(memory.tensors[0])
-        self._addresses = np.array([t.data_ptr() for t in memory.tensors], dtype=np.uint64)
+        addresses, device = [t.data_ptr() for t in memory.tensors], str(memory.tensors[0].device)
+        self._ours = NixlMemory(addresses, device)
         self.descriptor = EngineDescriptor(
             name=self.name,
             endpoint=self._agent.get_agent_metadata(),
-            region_addresses=tuple(int(address) for address in self._addresses),
+            region_addresses=tuple(addresses),
             probe_address=self._probe.data_ptr() + PROBE_BYTES,
-            device=str(memory.tensors[0].device),
+            device=device,
         )
         self._peers: dict[str, _Peer] = {}
         self._writes = Writes()
@@ -93,7 +94,7 @@ class NixlTransferEngine:
     async def connect(
         self, address: str, descriptor: EngineDescriptor, *, timeout_s: float
     ) -> None:
-        descriptor.require_regions(len(self._addresses), peer=address)
+        descriptor.require_regions(self._ours.num_regions, peer=address)
         known = self._peers.get(address)
         if known is not None and known.descriptor.endpoint != descriptor.endpoint:
             # Another process listens there, so the one before is gone and so are its writes.
@@ -105,8 +106,8 @@ class NixlTransferEngine:
         probe = self._writes.start(
             self._transfer(
                 peer,
-                (_descriptors_of(self._probe.data_ptr(), PROBE_BYTES), "DRAM"),
-                (_descriptors_of(descriptor.probe_address, PROBE_BYTES), "DRAM"),
+                host_bytes(self._probe.data_ptr(), PROBE_BYTES),
+                host_bytes(descriptor.probe_address, PROBE_BYTES),
             )
         )
         try:
@@ -141,23 +142,14 @@ class NixlTransferEngine:
         peer = self._peers.get(address)
         if peer is None:
             raise TransferFailed(f"nixl has not met {address}")
-        numbers = np.array(
-            [(r.region, r.source_offset, r.destination_offset, r.length) for r in ranges],
-            dtype=np.uint64,
-        )
-        region, source, destination, length = numbers.T
-        theirs = np.array(peer.descriptor.region_addresses, dtype=np.uint64)
-        their_kind, their_device = _kind_of(peer.descriptor.device)
-        our_kind, our_device = self._device
+        region, source, destination, length = columns(ranges)
         await self._transfer(
             peer,
-            (_descriptors(self._addresses[region] + source, length, our_device), our_kind),
-            (_descriptors(theirs[region] + destination, length, their_device), their_kind),
+            self._ours.descriptors(region, source, length),
+            peer.memory.descriptors(region, destination, length),
         )
 
-    async def _transfer(
-        self, peer: _Peer, source: tuple[Descriptors, str], destination: tuple[Descriptors, str]
-    ) -> None:
+    async def _transfer(self, peer: _Peer, source: Descriptors, destination: Descriptors) -> None:
         """Ends when the bytes are there. Raises TransferFailed when they will not be."""
         began = time.monotonic()
         handle, state = None, "PROC"
@@ -179,7 +171,7 @@ class NixlTransferEngine:
             raise TransferFailed(f"nixl: writing to {peer.address} ended as {state}")
 
     async def _post(
-        self, peer: _Peer, source: tuple[Descriptors, str], destination: tuple[Descriptors, str]
+        self, peer: _Peer, source: Descriptors, destination: Descriptors
     ) -> tuple[Any, str]:
         """(handle, state). Where the kernel copies, most writes are done when this returns."""
 
@@ -213,7 +205,12 @@ class NixlTransferEngine:
         except self._nixl.errors as error:
             raise TransferFailed(f"nixl does not understand {address}: {error}") from error
         name = agent.decode() if isinstance(agent, bytes) else str(agent)
-        peer = self._peers[address] = _Peer(address=address, agent=name, descriptor=descriptor)
+        peer = self._peers[address] = _Peer(
+            address=address,
+            agent=name,
+            descriptor=descriptor,
+            memory=NixlMemory(descriptor.region_addresses, descriptor.device),
+        )
         return peer
 
     async def _forget(self, peer: _Peer) -> None:
@@ -229,23 +226,3 @@ class NixlTransferEngine:
             return await asyncio.get_running_loop().run_in_executor(self._posts, function)
         finally:
             self._num_on_thread -= 1
-
-
-def _device(tensor: torch.Tensor) -> tuple[str, int]:
-    return _kind_of(str(tensor.device))
-
-
-def _kind_of(device: str) -> tuple[str, int]:
-    """NIXL's kind of memory and the device's number."""
-    kind, _, number = device.partition(":")
-    return ("DRAM", 0) if kind == "cpu" else ("VRAM", int(number or 0))
-
-
-def _descriptors_of(address: int, length: int) -> Descriptors:
-    return np.array([[address, length, 0]], dtype=np.uint64)
-
-
-def _descriptors(
-    addresses: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64], device: int
-) -> Descriptors:
-    return np.stack((addresses, lengths, np.full_like(lengths, device)), axis=1)

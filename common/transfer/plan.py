@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.errors import ContractMismatch
 from common.kv_cache.layout import CacheLayout, Region, Retention
@@ -41,9 +42,11 @@ class Placement:
     slot: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByteRange:
-    """Bytes of one region to copy from the sender's buffer to the receiver's."""
+class ByteRange(NamedTuple):
+    """Bytes of one region to copy from the sender's buffer to the receiver's.
+
+    A tuple, because engines turn thousands of them into arrays for every hand-off.
+    """
 
     region: int
     """Index in the layout."""
