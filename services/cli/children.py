@@ -45,8 +45,9 @@ class Child:
                 stdin=PIPE,
                 pass_fds=(writing,),
                 env=environment,
-                # Ctrl-C at the terminal is for the parent, which stops its children in order.
-                start_new_session=True,
+                # Ctrl-C at the terminal is for the parent, which stops its children in order. Not a session of its own:
+                # Linux shares processors by session, so that one worker's engine would go before another's event loop.
+                process_group=0,
             )
         except OSError:
             reports.close()

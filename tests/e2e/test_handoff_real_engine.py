@@ -22,14 +22,14 @@ from tests.support.handoff_cluster import Cluster, DecodeStream, cluster
 from tests.support.transfer_engines import engine_params, transfer_config
 
 NUM_NEW = 24
-LENGTHS = (1, 2, 5, 127, 128, 129, 255, 256, 257, 511, 512, 513, 2000)
+LENGTHS = (1, 2, 5, 127, 128, 129, 255, 256, 257, 511, 512, 513, 3001)
 NUM_CROWD = 32
 
 
 @pytest.fixture(scope="module")
 def settings(shipped_checkpoint: Path) -> EngineSettings:
     return EngineSettings(
-        checkpoint_dir=shipped_checkpoint, num_slots=6, max_context_length=2304, max_step_rows=200
+        checkpoint_dir=shipped_checkpoint, num_slots=6, max_context_length=3328, max_step_rows=200
     )
 
 
