@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Protocol
 
 import xxhash
@@ -39,10 +38,10 @@ class RowDigest:
             if not rows[index]:
                 continue
             described = self._memory.regions[index]
-            pieces = _joined(
+            pieces = [
                 (piece.offset, piece.num_rows * described.row_bytes)
                 for piece in segments(region, self._placement, index, rows[index])
-            )
+            ]
             for layer, hasher in enumerate(self._layers[index]):
                 start = layer * described.layer_stride_bytes
                 for offset, length in pieces:
@@ -76,14 +75,3 @@ def digest_rows(memory: PoolMemory, placement: Placement, rows: Rows) -> tuple[b
     digest = RowDigest(memory, placement)
     digest.update(rows)
     return digest.digests()
-
-
-def _joined(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(offset, bytes) of pieces, neighbours as one: most pages of a request are."""
-    joined: list[tuple[int, int]] = []
-    for offset, length in pieces:
-        if joined and sum(joined[-1]) == offset:
-            joined[-1] = (joined[-1][0], joined[-1][1] + length)
-        else:
-            joined.append((offset, length))
-    return joined

@@ -6,7 +6,7 @@ whatever size, so page counts, ring sizes and draft lengths may differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,11 @@ class RegionMemory:
     block_stride_bytes: int
     rows_per_block: int
     row_bytes: int
+
+    @property
+    def has_adjacent_blocks(self) -> bool:
+        """Nothing lies between two blocks of a layer."""
+        return self.block_stride_bytes == self.rows_per_block * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive rows that are also consecutive in memory."""
+    """Consecutive rows that are also consecutive in memory, as many as there are."""
 
     num_rows: int
     offset: int
@@ -107,7 +112,7 @@ def plan_writes(
     ranges: list[ByteRange] = []
     for index, region in enumerate(layout.regions):
         ours, theirs = source.memory[index], destination.memory[index]
-        steps = _joined(
+        steps = list(
             _in_step(
                 segments(region, source, index, rows[index]),
                 segments(region, destination, index, rows[index]),
@@ -132,19 +137,22 @@ def segments(region: Region, placement: Placement, index: int, rows: range) -> I
     """The pieces of memory that hold `rows` of one layer, in row order; `index` is the region's in the layout."""
     memory = placement.memory[index]
     size = memory.rows_per_block
+    is_paged = region.retention is Retention.PAGED
     first = rows.start
     while first < rows.stop:
-        block = (
-            placement.page_ids[first // size]
-            if region.retention is Retention.PAGED
-            else placement.slot
-        )
-        num_rows = min(size - first % size, rows.stop - first)
+        end = first - first % size + size
+        block = placement.page_ids[first // size] if is_paged else placement.slot
+        if is_paged and memory.has_adjacent_blocks:
+            # A run of pages is one piece at once: most of a request's pages are, and there may be hundreds.
+            next_block = block + 1
+            while end < rows.stop and placement.page_ids[end // size] == next_block:
+                end, next_block = end + size, next_block + 1
+        end = min(end, rows.stop)
         yield Segment(
-            num_rows=num_rows,
+            num_rows=end - first,
             offset=block * memory.block_stride_bytes + first % size * memory.row_bytes,
         )
-        first += num_rows
+        first = end
 
 
 def require_addressable(
@@ -188,19 +196,6 @@ def _in_step(
         yield ours.offset, theirs.offset, num_rows * row_bytes
         ours = _advance(ours, num_rows, row_bytes) or next(source, None)
         theirs = _advance(theirs, num_rows, row_bytes) or next(destination, None)
-
-
-def _joined(steps: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The same copies, neighbours on both sides as one; once for all layers."""
-    joined: list[tuple[int, int, int]] = []
-    for source, destination, length in steps:
-        if joined:
-            first_source, first_destination, before = joined[-1]
-            if (first_source + before, first_destination + before) == (source, destination):
-                joined[-1] = (first_source, first_destination, before + length)
-                continue
-        joined.append((source, destination, length))
-    return joined
 
 
 def _advance(segment: Segment, num_rows: int, row_bytes: int) -> Segment | None:

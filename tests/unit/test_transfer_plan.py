@@ -115,6 +115,17 @@ def test_contiguous_pages_on_both_sides_are_one_range_per_layer() -> None:
     assert [r.length for r in ranges] == [4 * 32 * 16] * 4 + [4 * 16]
 
 
+def test_ranges_are_cut_exactly_where_a_run_of_pages_ends_on_either_side() -> None:
+    source, destination = memory_with(5), memory_with(5)
+    ours = source.placement(page_ids=(2, 3, 4, 7, 8), slot=0)
+    theirs = destination.placement(page_ids=(1, 2, 6, 7, 8), slot=0)
+
+    ranges = plan_writes(source.layout, ours, theirs, whole_pages(source, 640))
+
+    csa = [r.length for r in ranges if source.layout.regions[r.region].name == "csa"]
+    assert csa == [n * 32 * 16 for n in (2, 1, 2)] * 2, "pages 2-3, then 4, then 7-8 of each layer"
+
+
 def test_scattered_pages_are_a_range_each() -> None:
     source, destination = memory_with(5), memory_with(5)
     ours = source.placement(page_ids=(2, 3, 4), slot=0)
