@@ -68,6 +68,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether tokens are drawn from less than the vocabulary."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopParams:

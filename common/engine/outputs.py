@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
+from itertools import islice
 
 from common.engine.proposals import DraftTensors
 from common.engine.request import Draft
+from common.engine.verification import Verified
 from common.engine.verify_block import VerifyBlock
+from common.sampling.logprobs import TokenLogprobs, token_logprobs
 from common.spec_decode.verify import VerificationResult
 from common.types import Proposal, TokenLogprob
 
@@ -26,21 +27,19 @@ class RequestOutput:
     """The next proposal; None when the request does not speculate."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobTensors:
-    """Log-probabilities of the requests of a verify block that want them, `[r, width]` and `[r, width, top]`."""
-
-    members: list[int]
-    """Which requests of the block they are."""
-    chosen: torch.Tensor
-    top_ids: torch.Tensor
-    top: torch.Tensor
+def reported_logprobs(block: VerifyBlock, verified: Verified) -> TokenLogprobs | None:
+    """Of the rows `block.reported`, still on the device; None where no client wants any. Refused drafts' rows mean nothing."""
+    if verified.reported is None:
+        return None
+    ids = verified.result.token_ids.flatten()[block.places(block.reported)].clamp(min=0)
+    counts = [block.step[i].request.sampling.logprobs or 0 for i in block.reporting]
+    return token_logprobs(verified.reported, ids, max(counts))
 
 
 def to_host(
     block: VerifyBlock,
     verified: VerificationResult,
-    logprobs: LogprobTensors | None,
+    logprobs: TokenLogprobs | None,
     drafts: DraftTensors | None,
 ) -> list[RequestOutput]:
     token_ids, num_accepted = verified.token_ids.tolist(), verified.num_accepted.tolist()
@@ -69,20 +68,21 @@ def _drafts_to_host(drafts: DraftTensors) -> Iterator[tuple[int, Draft]]:
 
 
 def _logprobs_to_host(
-    logprobs: LogprobTensors, block: VerifyBlock, tokens: list[tuple[int, ...]]
+    logprobs: TokenLogprobs, block: VerifyBlock, tokens: list[tuple[int, ...]]
 ) -> Iterator[tuple[int, tuple[TokenLogprob, ...]]]:
-    for j, member in enumerate(logprobs.members):
+    values = zip(*(each.tolist() for each in logprobs), strict=True)
+    for member in block.reporting:
         num_top = block.step[member].request.sampling.logprobs
-        chosen = logprobs.chosen[j].tolist()
-        top_ids, top = logprobs.top_ids[j].tolist(), logprobs.top[j].tolist()
+        rows = list(islice(values, block.num_draft[member] + 1))
         yield (
             member,
             tuple(
                 TokenLogprob(
                     token_id=token_id,
-                    logprob=chosen[k],
-                    top=tuple(zip(top_ids[k][:num_top], top[k][:num_top], strict=True)),
+                    logprob=logprob,
+                    top=tuple(zip(top_ids[:num_top], top[:num_top], strict=True)),
                 )
-                for k, token_id in enumerate(tokens[member])
+                # Behind the last token are rows of refused drafts.
+                for token_id, (logprob, top_ids, top) in zip(tokens[member], rows, strict=False)
             ),
         )

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from common.engine.request import Request, Role
-from common.engine.verify_block import members_by_kind, uses_rejection
+from common.engine.verify_block import uses_rejection
 from common.kv_cache.pool import CachePool
 from common.model.drafter import Drafter
 from common.parallel.vocabulary import Vocabulary
 from common.sampling.params import SamplingRows
 from common.spec_decode.confidence import calibrate
-from common.spec_decode.draft_sampling import DraftResult, greedy_draft, markov_draft
+from common.spec_decode.draft_sampling import DraftResult, markov_draft, spread_draft
 from common.spec_decode.verify import VerificationResult
 
 
@@ -92,25 +92,36 @@ class Proposer:
     ) -> DraftResult:
         if self._vocabulary.is_whole:
             return self._draw_by_rule(requests, anchor_ids, anchor_positions, base_logits)
-        # Greedy requests need no more than the largest logits; only the others' rows are gathered whole.
+        # Winners are enough but for filters and for distributions that a rejection will compare.
+        needs_rows = [each.sampling.is_filtered or _by_rejection(each) for each in requests]
         parts = []
-        for is_greedy, members in members_by_kind(requests):
-            if is_greedy:
-                drawn = greedy_draft(
-                    base_logits=base_logits[members],
-                    anchor_ids=anchor_ids[members],
-                    markov_bias=self._drafter.markov,
-                    argmax=self._vocabulary.argmax,
-                )
-            else:
-                drawn = self._draw_by_rule(
+        for draw, is_needing in ((self._draw_winners, False), (self._draw_by_rule, True)):
+            members = [i for i, each in enumerate(needs_rows) if each is is_needing]
+            if members:
+                drawn = draw(
                     [requests[i] for i in members],
                     anchor_ids[members],
                     anchor_positions[members],
-                    self._vocabulary.whole(base_logits[members]),
+                    base_logits[members],
                 )
-            parts.append((members, drawn))
+                parts.append((members, drawn))
         return _merged(parts, len(requests))
+
+    def _draw_winners(
+        self,
+        requests: list[Request],
+        anchor_ids: torch.Tensor,
+        anchor_positions: torch.Tensor,
+        base_logits: torch.Tensor,
+    ) -> DraftResult:
+        """Requests of which no more than the drawn ids is needed; `base_logits [r, G, P]`."""
+        return spread_draft(
+            base_logits=base_logits,
+            anchor_ids=anchor_ids,
+            markov_bias=self._drafter.markov,
+            rows=self._rows(requests, anchor_positions),
+            vocabulary=self._vocabulary,
+        )
 
     def _draw_by_rule(
         self,
@@ -119,24 +130,26 @@ class Proposer:
         anchor_positions: torch.Tensor,
         base_logits: torch.Tensor,
     ) -> DraftResult:
-        """Each request by its own rule; `base_logits [r, G, V]` are whole."""
-        offsets = torch.arange(1, self._draft_length + 1, device=self._device)
-        positions = (anchor_positions.unsqueeze(1) + offsets).flatten()
-        params = [request.sampling for request in requests]
-        rows = SamplingRows.of(params, anchor_positions, self._device)
+        """Each request by its own rule; `base_logits [r, G, P]`."""
         by_rejection = [_by_rejection(request) for request in requests]
         return markov_draft(
             base_logits=base_logits,
             anchor_ids=anchor_ids,
-            markov_bias=self._whole_bias,
-            rows=rows.repeat(self._draft_length).at(positions),
+            markov_bias=self._drafter.markov,
+            rows=self._rows(requests, anchor_positions),
             coupled=~torch.tensor(by_rejection, device=self._device),
             want_probs=any(by_rejection),
+            top_k=[request.sampling.top_k for request in requests],
+            vocabulary=self._vocabulary,
         )
 
-    def _whole_bias(self, previous_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        bias, embedding = self._drafter.markov(previous_ids)
-        return self._vocabulary.whole(bias), embedding
+    def _rows(self, requests: list[Request], anchor_positions: torch.Tensor) -> SamplingRows:
+        """`[r * G]`: how every draft is drawn."""
+        offsets = torch.arange(1, self._draft_length + 1, device=self._device)
+        positions = (anchor_positions.unsqueeze(1) + offsets).flatten()
+        params = [request.sampling for request in requests]
+        rows = SamplingRows.of(params, anchor_positions, self._device)
+        return rows.repeat(self._draft_length).at(positions)
 
     def _ints(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)

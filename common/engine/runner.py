@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import torch
 
 from common.engine.clock import PhaseClock
-from common.engine.outputs import LogprobTensors, RequestOutput, to_host
+from common.engine.outputs import RequestOutput, reported_logprobs, to_host
 from common.engine.proposals import DraftTensors, Proposer
 from common.engine.request import OnComputed, Request
 from common.engine.scheduler import ScheduledRequest
+from common.engine.verification import verify_rows
 from common.engine.verify_block import VerifyBlock
 from common.kv_cache.layout import Retention
 from common.kv_cache.pool import CachePool
 from common.model.dspark import DSparkModel
 from common.model.plan import PlanSpec, RowRun, StepPlan, build_plan
-from common.sampling.logprobs import token_logprobs
 from common.spec_decode.verify import VerificationResult
 
 
@@ -118,10 +118,9 @@ class Runner:
         if sampling:
             with clock.phase("verify"):
                 block = VerifyBlock(sampling, self.model.device)
-                logits = logits if block.is_uniform else logits[block.row_index]
-                logits = logits.view(len(sampling), block.width, -1)
-                verified = block.verify(logits, self.model.vocabulary)
-                logprobs = self._logprobs(block, logits, verified)
+                checked = verify_rows(block, logits, self.model.vocabulary)
+                verified = checked.result
+                logprobs = reported_logprobs(block, checked)
         with clock.phase("draft"):
             drafts = self._draft(sampling, verified, rows)
         if verified is None:
@@ -176,28 +175,6 @@ class Runner:
             return None
         requests = [sampling[i].request for i in members]
         return self._proposer.propose(members, requests, verified, rows.drafts)
-
-    def _logprobs(
-        self, block: VerifyBlock, logits: torch.Tensor, verified: VerificationResult
-    ) -> LogprobTensors | None:
-        wanted = {
-            i: count
-            for i, scheduled in enumerate(block.step)
-            if (count := scheduled.request.sampling.logprobs) is not None
-        }
-        if not wanted:
-            return None
-        members = list(wanted)
-        whole = self.model.vocabulary.whole(logits[members])
-        ids = verified.token_ids[members].clamp(min=0).flatten()
-        values = token_logprobs(whole.flatten(0, 1), ids, max(wanted.values()))
-        shape = (len(members), block.width)
-        return LogprobTensors(
-            members,
-            values.logprobs.view(shape),
-            values.top_ids.view(*shape, -1),
-            values.top_logprobs.view(*shape, -1),
-        )
 
     def _ints(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.model.device, non_blocking=True)

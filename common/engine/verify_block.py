@@ -1,4 +1,7 @@
-"""The rows of a step whose logits are verified, padded to the widest proposal. Knows requests and their drafts."""
+"""The rows of a step whose logits are verified. Knows requests and their drafts; knows no logits.
+
+Letters: T rows, R requests, r some of them, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -8,107 +11,94 @@ import torch
 
 from common.engine.request import Request
 from common.engine.scheduler import ScheduledRequest
-from common.parallel.vocabulary import Vocabulary
 from common.sampling.params import SamplingRows
-from common.spec_decode.verify import NO_TOKEN, VerificationResult, verify, verify_drawn
 from common.types import SamplingParams, Verification
 
 
 class VerifyBlock:
-    """The rows of all sampling requests, padded to the widest proposal."""
+    """The rows of all sampling requests: those of their drafts, and one more for the token behind them."""
 
     def __init__(self, step: list[ScheduledRequest], device: torch.device) -> None:
         self.step = step
-        num_draft = [scheduled.num_draft for scheduled in step]
-        self.width = max(num_draft) + 1
-        self.is_uniform = min(num_draft) == max(num_draft)
-        self._device = device
-        self._num_draft = torch.tensor(num_draft, device=device)
-        begins = (
-            torch.tensor([0, *(n + 1 for n in num_draft[:-1])]).cumsum(0).to(device).unsqueeze(1)
-        )
-        columns = torch.arange(self.width, device=device)
-        self.row_index = (begins + torch.minimum(columns, self._num_draft.unsqueeze(1))).flatten()
+        self.device = device
+        self.num_draft = [scheduled.num_draft for scheduled in step]
+        self.width = max(self.num_draft) + 1
+        """Columns of a block that is padded to the widest proposal."""
+        self.rows = [(i, j) for i, count in enumerate(self.num_draft) for j in range(count + 1)]
+        """Request and column of each of the T rows of logits."""
+        self.rejection = [_is_rejection(scheduled) for scheduled in step]
+        """Which requests are verified by rejection in this round."""
+        self.reporting = [i for i, each in enumerate(step) if _sampling(each).logprobs is not None]
+        """Requests whose clients want log-probabilities."""
+        self.reported = [t for t, (i, _) in enumerate(self.rows) if i in self.reporting]
+        """Their rows."""
 
-    def verify(self, logits: torch.Tensor, vocabulary: Vocabulary) -> VerificationResult:
-        """Check all proposals against `logits [R, width, P]`, this rank's part of the vocabulary."""
-        if vocabulary.is_whole:
-            return self._verify_by_rule(range(len(self.step)), logits)
-        # Greedy requests need no more than the largest logits; only the others' rows are gathered whole.
-        by_kind = members_by_kind([scheduled.request for scheduled in self.step])
-        shape = (len(self.step), self.width)
-        token_ids = torch.full(shape, NO_TOKEN, device=self._device)
-        num_accepted = torch.zeros(len(self.step), dtype=torch.int64, device=self._device)
-        for is_greedy, members in by_kind:
-            mine = logits[members]
-            if is_greedy:
-                result = verify_drawn(
-                    target_ids=vocabulary.argmax(mine),
-                    draft_ids=self._draft_ids(members),
-                    num_draft=self._num_draft[members],
-                )
-            else:
-                result = self._verify_by_rule(members, vocabulary.whole(mine))
-            token_ids[members] = result.token_ids
-            num_accepted[members] = result.num_accepted
-        return VerificationResult(token_ids=token_ids, num_accepted=num_accepted)
+    def padded_index(self) -> torch.Tensor:
+        """`[R * width]`: a row for every place of the padded block; a request's last one is repeated."""
+        begin, index = 0, []
+        for count in self.num_draft:
+            index += [begin + min(j, count) for j in range(self.width)]
+            begin += count + 1
+        return self.ints(index)
 
-    def _verify_by_rule(self, members: Sequence[int], logits: torch.Tensor) -> VerificationResult:
-        """Each of the chosen requests by its own rule; `logits [r, width, V]` are theirs."""
+    def places(self, rows: Sequence[int]) -> torch.Tensor:
+        """Where the chosen rows are in the padded block, which is read row by row."""
+        return self.ints([i * self.width + j for i, j in (self.rows[t] for t in rows)])
+
+    def sampling_rows(self, rows: Sequence[int]) -> SamplingRows:
+        """How the chosen rows are drawn."""
+        chosen = [(self.step[i].request, j) for i, j in (self.rows[t] for t in rows)]
+        positions = self.ints([len(request.tokens) + j for request, j in chosen])
+        return SamplingRows.of([request.sampling for request, _ in chosen], positions, self.device)
+
+    def padded_sampling_rows(self, members: Sequence[int]) -> SamplingRows:
+        """`[r * width]`: how every place of the chosen requests is drawn."""
         requests = [self.step[i].request for i in members]
-        columns = torch.arange(self.width, device=self._device)
-        starts = torch.tensor([len(request.tokens) for request in requests], device=self._device)
-        rows = SamplingRows.of([request.sampling for request in requests], starts, self._device)
-        rejection = [self._is_rejection(self.step[i]) for i in members]
-        return verify(
-            logits=logits,
-            draft_ids=self._draft_ids(members),
-            num_draft=self._num_draft[list(members)],
-            rows=rows.repeat(self.width).at((starts.unsqueeze(1) + columns).flatten()),
-            rejection=torch.tensor(rejection, device=self._device),
-            draft_probs=self._draft_probs(members, rejection),
-        )
+        starts = self.ints([len(request.tokens) for request in requests])
+        columns = torch.arange(self.width, device=self.device)
+        rows = SamplingRows.of([request.sampling for request in requests], starts, self.device)
+        return rows.repeat(self.width).at((starts.unsqueeze(1) + columns).flatten())
 
-    @staticmethod
-    def _is_rejection(scheduled: ScheduledRequest) -> bool:
-        request = scheduled.request
-        if not uses_rejection(request.sampling):
-            return False
-        # A proposal that came without distributions (first round after a hand-off) is verified coupled.
-        return scheduled.num_draft == 0 or (
-            request.draft is not None and request.draft.probs is not None
-        )
-
-    def _draft_ids(self, members: Sequence[int]) -> torch.Tensor:
+    def draft_ids(self, members: Sequence[int]) -> torch.Tensor:
+        """`[r, width - 1]`, filled up with zeros."""
         ids = []
         for scheduled in (self.step[i] for i in members):
             draft = scheduled.request.draft
             chosen = draft.proposal.token_ids[: scheduled.num_draft] if draft is not None else ()
             ids.append([*chosen, *[0] * (self.width - 1 - len(chosen))])
-        return torch.tensor(ids, dtype=torch.int64, device=self._device)
+        return torch.tensor(ids, dtype=torch.int64, device=self.device)
 
-    def _draft_probs(self, members: Sequence[int], rejection: list[bool]) -> torch.Tensor | None:
-        """`[r, width - 1, vocab]`, zero for requests that are not verified by rejection."""
+    def draft_probs(self, members: Sequence[int]) -> torch.Tensor | None:
+        """`[r, width - 1, V]`, zero for requests that are not verified by rejection; None where none is."""
         probs = None
-        for i, scheduled in enumerate(self.step[member] for member in members):
-            draft = scheduled.request.draft
-            if not rejection[i] or not scheduled.num_draft or draft is None or draft.probs is None:
+        for k, i in enumerate(members):
+            count, draft = self.num_draft[i], self.step[i].request.draft
+            if not self.rejection[i] or not count or draft is None or draft.probs is None:
                 continue
             if probs is None:
                 shape = (len(members), self.width - 1, draft.probs.shape[-1])
-                probs = torch.zeros(shape, device=self._device)
-            probs[i, : scheduled.num_draft] = draft.probs[: scheduled.num_draft]
+                probs = torch.zeros(shape, device=self.device)
+            probs[k, :count] = draft.probs[:count]
         return probs
 
-
-def members_by_kind(requests: Sequence[Request]) -> list[tuple[bool, list[int]]]:
-    """Indices of the greedy requests, with True, and of the others, with False; a kind that is not there is left out."""
-    kinds = [
-        (is_greedy, [i for i, r in enumerate(requests) if r.sampling.is_greedy is is_greedy])
-        for is_greedy in (True, False)
-    ]
-    return [(is_greedy, members) for is_greedy, members in kinds if members]
+    def ints(self, values: Sequence[int]) -> torch.Tensor:
+        """On the block's device."""
+        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
 
 
 def uses_rejection(sampling: SamplingParams) -> bool:
     return not sampling.is_greedy and sampling.verification is Verification.REJECTION
+
+
+def _sampling(scheduled: ScheduledRequest) -> SamplingParams:
+    return scheduled.request.sampling
+
+
+def _is_rejection(scheduled: ScheduledRequest) -> bool:
+    request: Request = scheduled.request
+    if not uses_rejection(request.sampling):
+        return False
+    # A proposal that came without distributions (first round after a hand-off) is verified coupled.
+    return scheduled.num_draft == 0 or (
+        request.draft is not None and request.draft.probs is not None
+    )

@@ -97,7 +97,7 @@ def _shift_right(x: Tensor, count: int, *, out: Tensor | None = None) -> Tensor:
 
 def _blocks(rows: Tensor, vocab_size: int) -> tuple[Tensor, ...]:
     """Views of whole rows, so that the int64 intermediates stay small next to the logits of a large batch."""
-    return torch.split(rows, max(1, _BLOCK_ELEMENTS // vocab_size))
+    return torch.split(rows, max(1, _BLOCK_ELEMENTS // max(1, vocab_size)))
 
 
 def _signed(bits: int) -> int:

@@ -52,7 +52,7 @@ class SamplingRows:
         integers = torch.tensor(
             [[p.top_k for p in params], [p.seed for p in params]], dtype=torch.int64
         ).to(device, non_blocking=True)
-        filtered = [p for p in params if not p.is_greedy and (p.top_k > 0 or p.top_p < 1.0)]
+        filtered = [p for p in params if p.is_filtered]
         return cls(
             temperature=reals[0],
             top_p=reals[1],

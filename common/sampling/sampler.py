@@ -29,9 +29,18 @@ def filtered_logits(logits: Tensor, rows: SamplingRows) -> Tensor:
     Exactly k tokens pass top-k, and top-p keeps the token that crosses p; of equal logits the lower ids pass first.
     The result may be `logits` itself: do not write to it.
     """
+    return kept_logits(scaled_logits(logits, rows), rows)
+
+
+def scaled_logits(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Logits over temperature, of all or a part of the vocabulary; greedy rows untouched. May be `logits` itself."""
     if rows.all_greedy:
         return logits
-    scaled = logits / rows.temperature.masked_fill(rows.is_greedy, 1.0)[:, None]
+    return logits / rows.temperature.masked_fill(rows.is_greedy, 1.0)[:, None]
+
+
+def kept_logits(scaled: Tensor, rows: SamplingRows) -> Tensor:
+    """What `scaled_logits` made of whole rows, with tokens outside the filters at -inf. May be written in place."""
     if not rows.any_filtered:
         return scaled
     return scaled.masked_fill_(~_kept(scaled, rows), -torch.inf)
@@ -50,9 +59,13 @@ def filtered_probabilities(filtered: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def row_noise(
-    rows: SamplingRows, purpose: Purpose | Tensor, vocab_size: int, depth: Tensor | int = 0
+    rows: SamplingRows,
+    purpose: Purpose | Tensor,
+    vocab_size: int,
+    depth: Tensor | int = 0,
+    vocab_offset: int = 0,
 ) -> Tensor | None:
-    """Gumbel noise [N, vocab_size], zero for greedy rows; None where every row is greedy."""
+    """Gumbel noise [N, vocab_size] of tokens `vocab_offset` onwards, zero for greedy rows; None if all are greedy."""
     if rows.all_greedy:
         return None
     noise = gumbel(
@@ -60,6 +73,7 @@ def row_noise(
         positions=rows.position,
         purpose=purpose,
         vocab_size=vocab_size,
+        vocab_offset=vocab_offset,
         depth=depth,
     )
     return noise.masked_fill_(rows.is_greedy[:, None], 0.0) if rows.any_greedy else noise

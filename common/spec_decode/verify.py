@@ -79,21 +79,21 @@ def verify(
     if draft_probs is None or noise is None or width == 1:
         return verify_drawn(target_ids=target_ids, draft_ids=draft_ids, num_draft=num_draft)
 
-    column = torch.arange(width, device=logits.device)
-    is_draft = column[:-1] < num_draft[:, None]
-    matches = (target_ids[:, :-1] == draft_ids) & is_draft
+    drawn = verify_drawn(target_ids=target_ids, draft_ids=draft_ids, num_draft=num_draft)
+    tried = verify_by_rejection(
+        target_probs=filtered_probabilities(filtered, rows).view(logits.shape)[:, :-1],
+        noise=noise.view(logits.shape)[:, :-1],
+        bonus_ids=target_ids.gather(1, num_draft[:, None])[:, 0],
+        draft_ids=draft_ids,
+        num_draft=num_draft,
+        rows=rows,
+        draft_probs=draft_probs,
+    )
     rejection = rejection & ~rows.is_greedy.view(num_requests, width)[:, 0]
-    target_probs = filtered_probabilities(filtered, rows).view(logits.shape)
-    survives = _survives_rejection(target_probs, draft_probs, draft_ids, rows) & is_draft
-    num_accepted = _prefix_length(torch.where(rejection[:, None], survives, matches))
-
-    replacement = _residual_draw(target_probs, draft_probs, noise.view(logits.shape), num_accepted)
-    own_ids = target_ids.gather(1, num_accepted[:, None])[:, 0]
-    own_ids = torch.where(rejection & (num_accepted < num_draft), replacement, own_ids)
-    token_ids = torch.where(column == num_accepted[:, None], own_ids[:, None], NO_TOKEN)
-    is_accepted = column[:-1] < num_accepted[:, None]
-    token_ids[:, :-1] = torch.where(is_accepted, draft_ids, token_ids[:, :-1])
-    return VerificationResult(token_ids=token_ids, num_accepted=num_accepted)
+    return VerificationResult(
+        token_ids=torch.where(rejection[:, None], tried.token_ids, drawn.token_ids),
+        num_accepted=torch.where(rejection, tried.num_accepted, drawn.num_accepted),
+    )
 
 
 def verify_drawn(*, target_ids: Tensor, draft_ids: Tensor, num_draft: Tensor) -> VerificationResult:
@@ -107,6 +107,33 @@ def verify_drawn(*, target_ids: Tensor, draft_ids: Tensor, num_draft: Tensor) ->
     )
 
 
+def verify_by_rejection(
+    *,
+    target_probs: Tensor,
+    noise: Tensor,
+    bonus_ids: Tensor,
+    draft_ids: Tensor,
+    num_draft: Tensor,
+    rows: SamplingRows,
+    draft_probs: Tensor,
+) -> VerificationResult:
+    """Accept drafts with probability min(1, p / q); the rest as in `verify`.
+
+    `target_probs` p [R, L, V], `draft_probs` q and `noise`, which replaces a refused draft, are needed of a request's
+    drafts alone. `bonus_ids` [R] are the target's draws behind the last of them.
+    """
+    column = torch.arange(draft_ids.shape[1] + 1, device=draft_ids.device)
+    is_draft = column[:-1] < num_draft[:, None]
+    survives = _survives_rejection(target_probs, draft_probs, draft_ids, rows) & is_draft
+    num_accepted = _prefix_length(survives)
+    replacement = _residual_draw(target_probs, draft_probs, noise, num_accepted)
+    own_ids = torch.where(num_accepted < num_draft, replacement, bonus_ids)
+    token_ids = torch.where(column == num_accepted[:, None], own_ids[:, None], NO_TOKEN)
+    is_accepted = column[:-1] < num_accepted[:, None]
+    token_ids[:, :-1] = torch.where(is_accepted, draft_ids, token_ids[:, :-1])
+    return VerificationResult(token_ids=token_ids, num_accepted=num_accepted)
+
+
 def _prefix_length(accepted: Tensor) -> Tensor:
     """Leading true entries of [R, L] bool."""
     return accepted.cumprod(-1).sum(-1)
@@ -116,21 +143,21 @@ def _survives_rejection(
     target_probs: Tensor, draft_probs: Tensor, draft_ids: Tensor, rows: SamplingRows
 ) -> Tensor:
     """[R, L] bool: u < p / q, each draft by itself."""
-    num_requests, width, vocab_size = target_probs.shape
+    num_requests, num_drafts, vocab_size = target_probs.shape
     ids = draft_ids.clamp(0, vocab_size - 1)[..., None]  # padding holds any number
-    p = target_probs[:, :-1].gather(-1, ids)[..., 0]
+    p = target_probs.gather(-1, ids)[..., 0]
     q = draft_probs.gather(-1, ids)[..., 0]
     u = uniform(seeds=rows.seed, positions=rows.position, purpose=Purpose.ACCEPT)
-    return u.view(num_requests, width)[:, :-1] * q < p
+    return u.view(num_requests, num_drafts + 1)[:, :-1] * q < p
 
 
 def _residual_draw(
     target_probs: Tensor, draft_probs: Tensor, noise: Tensor, num_accepted: Tensor
 ) -> Tensor:
     """Token ids [R] from max(p - q, 0) at the first refused draft; meaningless where none was refused."""
-    num_requests, width, _ = target_probs.shape
+    num_requests, num_drafts, _ = target_probs.shape
     request = torch.arange(num_requests, device=num_accepted.device)
-    column = num_accepted.clamp(max=width - 2)
+    column = num_accepted.clamp(max=num_drafts - 1)
     p = target_probs[request, column]
     residual = (p - draft_probs[request, column]).clamp_(min=0.0)
     residual = torch.where(residual.sum(-1, keepdim=True) > _MIN_RESIDUAL_MASS, residual, p)

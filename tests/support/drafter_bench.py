@@ -62,6 +62,8 @@ def draft(
         rows=SamplingRows.of(greedy, lengths, "cpu").repeat(num_drafts),
         coupled=torch.ones(len(slots), dtype=torch.bool),
         want_probs=False,
+        top_k=[0] * len(slots),
+        vocabulary=bench.model.vocabulary,
     )
     logits = drafter.confidence_logits(block.hidden, result.embeddings)
     return Drafts(block.hidden, block.base_logits, result.token_ids.tolist(), logits)

@@ -6,25 +6,26 @@ Logits and biases are looked up in tables here, so that no rank computes them in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from common.engine.outputs import reported_logprobs
 from common.engine.proposals import DraftTensors, Proposer
 from common.engine.request import Draft, Request, Role
 from common.engine.scheduler import ScheduledRequest
+from common.engine.verification import Verified, verify_rows
 from common.engine.verify_block import VerifyBlock
 from common.kv_cache.pool import CachePool
 from common.model.drafter import BlockOutput, Drafter
 from common.parallel.collectives import Axis
-from common.parallel.mesh import MeshShape
-from common.parallel.shard import Shard
-from common.parallel.vocabulary import Vocabulary
+from common.sampling.logprobs import TokenLogprobs
 from common.spec_decode.verify import VerificationResult
 from common.types import Proposal, RequestId, SamplingParams, Verification
 from tests.support.thread_ranks import run_axis
+from tests.support.vocabularies import vocabulary_of
 
 CPU = torch.device("cpu")
 DRAFTS = 5
@@ -35,25 +36,34 @@ SIZES = (64, 61, 9)
 GREEDY = SamplingParams(temperature=0.0)
 COUPLED = SamplingParams(temperature=0.9, seed=5)
 REJECTION = SamplingParams(temperature=1.1, seed=6, verification=Verification.REJECTION)
-FILTERED = (
-    SamplingParams(temperature=0.7, top_k=3, seed=7),
-    SamplingParams(temperature=1.3, top_p=0.6, seed=8),
-    SamplingParams(
-        temperature=1.0, top_k=5, top_p=0.8, seed=9, verification=Verification.REJECTION
-    ),
+TOP_K = SamplingParams(temperature=0.7, top_k=3, seed=7)
+TOP_P = SamplingParams(temperature=1.3, top_p=0.6, seed=8)
+TOP_K_P = SamplingParams(
+    temperature=1.0, top_k=5, top_p=0.8, seed=9, verification=Verification.REJECTION
 )
+TOP_P_REJECTION = replace(TOP_P, verification=Verification.REJECTION)
 BATCHES: dict[str, tuple[SamplingParams, ...]] = {
     "greedy": (GREEDY,) * 6,
     "coupled": (COUPLED,) * 6,
     "rejection": (REJECTION,) * 6,
-    "top-k and top-p": FILTERED * 2,
-    "mixed": (GREEDY, COUPLED, REJECTION, *FILTERED, GREEDY),
+    "top-k": (TOP_K,) * 6,
+    "top-p": (TOP_P,) * 6,
+    "top-k, top-p, rejection": (TOP_K_P,) * 6,
+    "top-p, rejection": (TOP_P_REJECTION,) * 6,
+    "temperatures and seeds": tuple(
+        replace(COUPLED, temperature=t, seed=2**i)
+        for i, t in enumerate((1.0, 0.3, 0.0, 2.7, 9.0, 0.0))
+    ),
+    "mixed": (GREEDY, COUPLED, REJECTION, TOP_K, TOP_P, TOP_K_P, GREEDY),
+    "log-probabilities": tuple(
+        replace(sampling, logprobs=count)
+        for sampling, count in zip(
+            (COUPLED, GREEDY, REJECTION, TOP_K, TOP_K_P, TOP_P, REJECTION),
+            (0, 2, 1, 3, None, 5, None),
+            strict=True,
+        )
+    ),
 }
-
-
-def vocabulary(size: int, axis: Axis) -> Vocabulary:
-    shard = Shard(mesh=MeshShape(tp=axis.size), rank=axis.index)
-    return Vocabulary(size=size, part=shard.vocabulary_part(size), axis=axis)
 
 
 # Verification ----------------------------------------------------------------------------------------------------
@@ -64,24 +74,26 @@ class Round:
     """Requests with drafts, some of which the target agrees with, and the target's logits."""
 
     step: list[ScheduledRequest]
-    logits: torch.Tensor  # [R, width, V]
+    logits: torch.Tensor  # [T, V]
 
-    def verify(self, axis: Axis) -> VerificationResult:
+    def verify(self, axis: Axis) -> tuple[Verified, TokenLogprobs | None]:
         block = VerifyBlock(self.step, CPU)
-        ours = vocabulary(self.logits.shape[-1], axis)
-        return block.verify(self.logits[..., ours.part], ours)
+        ours = vocabulary_of(self.logits.shape[-1], axis)
+        verified = verify_rows(block, self.logits[:, ours.part], ours)
+        return verified, reported_logprobs(block, verified)
 
 
 def make_round(batch: Sequence[SamplingParams], size: int, seed: int) -> Round:
+    """Even seeds bring equals: at the top of greedy rows, among what filters look at, and under any noise."""
     generator = torch.Generator().manual_seed(seed)
     num_draft = [(seed + i) % (DRAFTS + 1) for i in range(len(batch))]
     width = max(num_draft) + 1
     logits = 4 * torch.randn(len(batch), width, size, generator=generator)
-    # Equal logits at the top, on different ranks: the lowest id must win.
-    best = logits.amax(-1, keepdim=True)
-    is_greedy = torch.tensor([sampling.is_greedy for sampling in batch])[:, None, None]
-    is_equal = is_greedy & (torch.rand(logits.shape, generator=generator) < 0.1)
-    logits = torch.where(is_equal, best, logits)
+    if seed % 2 == 0:
+        logits = (logits / 2).round()
+        # So large that all noise is rounded away from some rows, and equals stay equals.
+        is_huge = torch.rand(len(batch), width, 1, generator=generator) < 0.2
+        logits = torch.where(is_huge, logits * 1e12, logits)
     step = []
     for i, sampling in enumerate(batch):
         # The drafts that a model close to the target would make.
@@ -99,7 +111,8 @@ def make_round(batch: Sequence[SamplingParams], size: int, seed: int) -> Round:
                 num_draft=num_draft[i],
             )
         )
-    return Round(step, logits)
+    rows = [logits[i, : count + 1] for i, count in enumerate(num_draft)]
+    return Round(step, torch.cat(rows))
 
 
 def make_request(
@@ -122,16 +135,58 @@ def make_request(
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("batch", BATCHES)
-def test_every_rank_accepts_what_a_single_one_would(batch: str, size: int, ranks: int) -> None:
+def test_every_rank_accepts_and_reports_what_a_single_one_would(
+    batch: str, size: int, ranks: int
+) -> None:
     seen: set[int] = set()
     for seed in range(8):
         drawn = make_round(BATCHES[batch], size, seed)
-        expected = drawn.verify(Axis("tp"))
-        for found in run_axis(ranks, drawn.verify):
-            assert torch.equal(found.token_ids, expected.token_ids), f"{seed=}"
-            assert torch.equal(found.num_accepted, expected.num_accepted), f"{seed=}"
-        seen |= set(expected.num_accepted.tolist())
+        expected, expected_logprobs = drawn.verify(Axis("tp"))
+        for found, logprobs in run_axis(ranks, drawn.verify):
+            assert torch.equal(found.result.token_ids, expected.result.token_ids), f"{seed=}"
+            assert torch.equal(found.result.num_accepted, expected.result.num_accepted), f"{seed=}"
+            assert (logprobs is None) == (expected_logprobs is None)
+            if logprobs is not None and expected_logprobs is not None:
+                for ours, theirs in zip(logprobs, expected_logprobs, strict=True):
+                    assert torch.equal(ours, theirs), f"{seed=}"
+        seen |= set(expected.result.num_accepted.tolist())
     assert {0, 1, 2} <= seen, f"only {seen} drafts were ever accepted"
+
+
+def test_logits_that_the_temperature_makes_equal_pass_top_k_by_their_ids() -> None:
+    """The largest of the logits themselves is not the one that is kept: its neighbour below it has the lower id."""
+    temperature = torch.tensor(1.3)
+    low = next(x for x in torch.linspace(1, 2, 99) if x / temperature == above(x) / temperature)
+    row = torch.full((1, 8), -5.0)
+    row[0, 1], row[0, 2] = low, above(low)  # both on the first rank, which gives one candidate
+    sampling = SamplingParams(temperature=float(temperature), top_k=1, seed=3)
+    request = make_request(0, [1, 2], sampling)
+    drawn = Round([ScheduledRequest(request=request, num_tokens=1, num_draft=0)], row)
+    for found, _ in [drawn.verify(Axis("tp")), *run_axis(2, drawn.verify)]:
+        assert found.result.token_ids.tolist() == [[1]]
+
+
+def above(x: torch.Tensor) -> torch.Tensor:
+    """The next float."""
+    return torch.nextafter(x, torch.tensor(torch.inf))
+
+
+def test_a_proposal_without_distributions_is_verified_by_winners() -> None:
+    """The first round after a hand-off: coupled, whatever the request asks for, and nothing to compare."""
+    drawn = make_round((REJECTION,) * 6, 64, 0)
+    for scheduled in drawn.step:
+        draft = scheduled.request.draft
+        assert draft is not None
+        scheduled.request.draft = replace(draft, probs=None)
+    expected, _ = drawn.verify(Axis("tp"))
+    for found, _ in run_axis(4, drawn.verify):
+        assert torch.equal(found.result.token_ids, expected.result.token_ids)
+    # Without drafts a rejection's own noise draws the token; it needs a winner too.
+    assert bytes_of(4, drawn.verify) == 21 * PAIR * 3
+
+
+PAIR, CANDIDATE, ROW = 16, 8, 64 // 4 * 4
+"""Bytes that a rank gives to each of the others of four for a winner, for one that may pass a top-k, for its part of a row."""
 
 
 def bytes_of(ranks: int, body: Callable[[Axis], object]) -> int:
@@ -146,16 +201,48 @@ def bytes_of(ranks: int, body: Callable[[Axis], object]) -> int:
     return count
 
 
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ("greedy", 21 * PAIR),
+        ("coupled", 21 * PAIR),
+        ("temperatures and seeds", 21 * PAIR),
+        # The rows of its drafts alone: behind them a winner is enough.
+        ("rejection", 15 * ROW + 6 * PAIR),
+        ("top-k", 21 * 3 * CANDIDATE),
+        ("top-p", 21 * ROW),
+        ("top-k, top-p, rejection", 21 * 5 * CANDIDATE),
+        ("top-p, rejection", 21 * ROW),
+    ],
+)
+def test_verification_gathers_no_more_than_each_of_21_rows_needs(batch: str, expected: int) -> None:
+    """Six requests of which request i has i drafts: 15 of drafts, 21 in all, 36 if they were padded."""
+    assert bytes_of(4, make_round(BATCHES[batch], 64, 0).verify) == expected * 3
+
+
+@pytest.mark.parametrize("batch", ["greedy", "coupled", "rejection", "top-k", "top-p"])
+def test_rows_whose_log_probabilities_are_reported_are_gathered_once(batch: str) -> None:
+    reporting = [replace(sampling, logprobs=2) for sampling in BATCHES[batch]]
+    assert bytes_of(4, make_round(reporting, 64, 0).verify) == 21 * ROW * 3
+    # And nobody's beside them.
+    one = [*BATCHES["greedy"][:4], replace(BATCHES[batch][4], logprobs=2), GREEDY]
+    assert bytes_of(4, make_round(one, 64, 0).verify) == (5 * ROW + 16 * PAIR) * 3
+
+
+def test_a_top_k_of_half_a_part_gathers_its_part() -> None:
+    half = make_round((replace(TOP_K, top_k=8),) * 6, 64, 0)
+    assert bytes_of(4, half.verify) == 21 * ROW * 3
+    less = make_round((replace(TOP_K, top_k=7),) * 6, 64, 0)
+    assert bytes_of(4, less.verify) == 21 * 7 * CANDIDATE * 3
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_greedy_requests_never_gather_rows_and_others_only_theirs(ranks: int) -> None:
-    size = 64
-    pair, row = 2 * 8, size // ranks * 4
-    greedy = make_round(BATCHES["greedy"], size, 1)
-    width = greedy.logits.shape[1]
-    assert bytes_of(ranks, greedy.verify) == 6 * width * pair * (ranks - 1)
-    mixed = make_round(BATCHES["mixed"], size, 1)
-    width = mixed.logits.shape[1]
-    assert bytes_of(ranks, mixed.verify) == (2 * pair + 5 * row) * width * (ranks - 1)
+def test_each_row_of_a_mixed_batch_costs_what_it_needs(ranks: int) -> None:
+    """Requests have 1 to 5, 0 and 1 drafts."""
+    row = 64 // ranks * 4
+    winners = 2 + 3 + 1 + 2  # greedy, coupled, behind the drafts of the rejection, greedy
+    expected = winners * PAIR + (3 + 6) * row + 5 * 3 * CANDIDATE + 1 * 5 * CANDIDATE
+    assert bytes_of(ranks, make_round(BATCHES["mixed"], 64, 1).verify) == expected * (ranks - 1)
 
 
 # Drafting --------------------------------------------------------------------------------------------------------
@@ -189,7 +276,7 @@ class TableDrafter:
 
 def propose(batch: Sequence[SamplingParams], size: int, axis: Axis) -> DraftTensors:
     """Proposals behind a round in which request i had i of its drafts accepted."""
-    ours = vocabulary(size, axis)
+    ours = vocabulary_of(size, axis)
     proposer = Proposer(
         cast(Drafter, TableDrafter(size, len(batch), ours.part)),
         cast(CachePool, None),
@@ -223,14 +310,20 @@ def test_every_rank_drafts_what_a_single_one_would(batch: str, size: int, ranks:
             assert torch.equal(found.result.probs[chosen], expected.result.probs[chosen])
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_greedy_drafts_never_gather_rows_and_others_only_theirs(ranks: int) -> None:
-    size = 64
-    pair, row = 2 * 8, size // ranks * 4
-
-    def sent(batch: str) -> int:
-        return bytes_of(ranks, lambda axis: propose(BATCHES[batch], size, axis))
-
-    assert sent("greedy") == 6 * DRAFTS * pair * (ranks - 1)
-    # Base logits and the bias of every draft, of the five sampled ones.
-    assert sent("mixed") == (2 * pair + 5 * 2 * row) * DRAFTS * (ranks - 1)
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ("greedy", 6 * PAIR),
+        ("coupled", 6 * PAIR),
+        ("temperatures and seeds", 6 * PAIR),
+        ("rejection", 6 * ROW),
+        ("top-k", 6 * 3 * CANDIDATE),
+        ("top-p", 6 * ROW),
+        ("top-k, top-p, rejection", 6 * 5 * CANDIDATE),
+        ("mixed", 3 * PAIR + 2 * ROW + (3 + 5) * CANDIDATE),
+    ],
+)
+def test_drafts_gather_no_more_than_each_of_them_needs(batch: str, expected: int) -> None:
+    """Base logits and bias come as one sum, and what is drawn from it needs no more than the target's draw."""
+    sent = bytes_of(4, lambda axis: propose(BATCHES[batch], 64, axis))
+    assert sent == expected * DRAFTS * 3

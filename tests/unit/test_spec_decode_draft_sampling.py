@@ -3,11 +3,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from common.parallel.collectives import Axis
 from common.sampling.noise import Purpose, gumbel
 from common.sampling.params import SamplingRows
 from common.sampling.sampler import probabilities, sample
 from common.spec_decode.draft_sampling import DraftResult, markov_draft
 from common.types import SamplingParams
+from tests.support.vocabularies import vocabulary_of
 
 VOCAB_SIZE, NUM_DRAFT, RANK = 40, 5, 3
 GREEDY = SamplingParams(temperature=0.0)
@@ -36,6 +38,8 @@ def _draft(
         rows=rows.at(POSITIONS[: len(params)].flatten()),
         coupled=torch.tensor(coupled),
         want_probs=want_probs,
+        top_k=[each.top_k for each in params],
+        vocabulary=vocabulary_of(BASE.shape[-1], Axis("tp")),
     )
 
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.parallel.collectives import Axis
 from common.sampling.params import SamplingRows
 from common.sampling.sampler import probabilities
 from common.spec_decode.draft_sampling import DraftResult, markov_draft
 from common.spec_decode.verify import NO_TOKEN, verify
 from common.types import SamplingParams
+from tests.support.vocabularies import vocabulary_of
 
 VOCAB_SIZE = 4
 ANCHOR = 1
@@ -120,6 +122,8 @@ class ToyChain:
             rows=self.rows_at(rows, lengths, self.num_draft),
             coupled=coupled,
             want_probs=True,
+            top_k=rows.top_k.tolist(),
+            vocabulary=vocabulary_of(VOCAB_SIZE, Axis("tp")),
         )
 
     def verify_logits(self, anchors: Tensor, draft_ids: Tensor) -> Tensor:
