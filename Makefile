@@ -26,7 +26,7 @@ STUBS := $(STUBS_VENV)/.installed-$(STUBS_KEY)
 export GRPC_VERBOSITY ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test gate lint format types unit bench bench-load bench-mesh bench-metrics bench-tracing bench-transfer dashboards observe chart stubs check-stubs metrics-page check-metrics-page train-tiny clean
+.PHONY: help demo install test gate lint format types unit bench bench-load bench-mesh bench-metrics bench-products bench-tracing bench-transfer dashboards observe chart stubs check-stubs metrics-page check-metrics-page train-tiny clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ bench-mesh: $(DEV) ## Count what the ranks of a mesh send one another and write 
 
 bench-metrics: $(DEV) ## Measure what metrics cost and write benchmarks/results/metrics.json
 	$(BIN)/python -m benchmarks metrics
+
+bench-products: $(DEV) ## Time products with quantised matrices and write benchmarks/results/products.json
+	$(BIN)/python -m benchmarks products
 
 bench-tracing: $(DEV) ## Measure what tracing costs, off, sampled out and on, and write benchmarks/results/tracing.json
 	$(BIN)/python -m benchmarks tracing

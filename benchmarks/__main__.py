@@ -1,4 +1,4 @@
-"""`python -m benchmarks [main|engine|load|mesh|metrics|tracing|transfer]`: measure, print a table, write `benchmarks/results/<name>.json`."""
+"""`python -m benchmarks [main|engine|load|mesh|metrics|products|tracing|transfer]`: measure, print a table, write `benchmarks/results/<name>.json`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from benchmarks.environment import environment
 from benchmarks.handoffs import run_handoffs
 from benchmarks.loading import run_loading
 from benchmarks.metrics import run_metrics
+from benchmarks.products import run_products
 from benchmarks.suite import Effort, run_main
 from benchmarks.tracing import run_tracing
 from benchmarks.transfer import run_transfer
@@ -48,6 +49,8 @@ def main() -> int:
         figures = run_collectives(checkpoint_dir, say)
     elif options.name == "metrics":
         figures = run_metrics(checkpoint_dir, say, num_turns=2 if options.quick else 8)
+    elif options.name == "products":
+        figures = run_products(say)
     elif options.name == "tracing":
         figures = run_tracing(checkpoint_dir, say, num_turns=3 if options.quick else 9)
     elif options.name == "transfer":
@@ -78,7 +81,7 @@ def _options() -> argparse.Namespace:
         "name",
         nargs="?",
         default="main",
-        choices=("main", "engine", "load", "mesh", "metrics", "tracing", "transfer"),
+        choices=("main", "engine", "load", "mesh", "metrics", "products", "tracing", "transfer"),
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="checkpoint folder or shipped name")
     parser.add_argument("--quick", action="store_true", help="once through, for a first look")

@@ -73,9 +73,9 @@ def run_collectives(checkpoint_dir: Path, say: Callable[[str], None]) -> dict[st
     settings = EngineSettings(
         checkpoint_dir=checkpoint_dir, mesh=MESH, num_slots=MESH.dp, max_context_length=1024
     )
-    ranks, built = start_mesh(settings)
+    started = start_mesh(settings)
     say(f"{MESH.num_ranks} ranks of {MESH} are here")
-    mesh = CountedMesh(ranks, built)
+    mesh = CountedMesh(started.ranks, started.first)
     figures: dict[str, float] = {}
     try:
         for scenario in _scenarios(checkpoint_dir):
@@ -99,6 +99,44 @@ def minimum_bytes(config: ModelConfig, mesh: MeshShape, rows: RowLayers) -> floa
     given = num_chosen / mesh.tp * rows.first
     answered = num_chosen / num_outside * rows.others
     return (sums + given + answered) * row_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What the first rank gave away in some steps, and what it was for."""
+
+    config: ModelConfig
+    mesh: MeshShape
+    sent: dict[str, int]
+    """Bytes by kind, those of sampling left out."""
+    vocabulary: int
+    """Bytes of sampling."""
+    rows: RowLayers
+
+    def by_row(self) -> dict[str, float]:
+        """Per row of the first group and layer."""
+        first, total, least = self.rows.first, sum(self.sent.values()), self._least()
+        return {
+            **{f"{kind}_bytes_per_row_layer": n / first for kind, n in self.sent.items()},
+            "bytes_per_row_layer": total / first,
+            "minimum_bytes_per_row_layer": least / first,
+            "over_minimum": total / least,
+            "vocabulary_bytes": self.vocabulary,
+        }
+
+    def by_token(self, num_tokens: int) -> dict[str, float]:
+        """Per token that the first group has written and layer of target and drafter.
+
+        Rows of drafts are passed for tokens, too, whether or not they become one.
+        """
+        layers = self.config.num_hidden_layers + self.config.num_drafter_layers
+        return {
+            "bytes_per_token_layer": sum(self.sent.values()) / num_tokens / layers,
+            "minimum_bytes_per_token_layer": self._least() / num_tokens / layers,
+        }
+
+    def _least(self) -> float:
+        return minimum_bytes(self.config, self.mesh, self.rows)
 
 
 def _scenarios(checkpoint_dir: Path) -> tuple[Scenario, ...]:
@@ -130,15 +168,12 @@ class CountedMesh:
         first = requests[0]
         prefill = self._measured(lambda: all(request.round for request in requests))
         before = len(first.tokens)
-        sent = sum(self._model.comm.sent_bytes().values())
         decode = self._measured(lambda: not any(request.room for request in requests))
-        sent = sum(self._model.comm.sent_bytes().values()) - sent
-        num_layers = self._model.config.num_hidden_layers
-        decode["bytes_per_token_layer"] = sent / (len(first.tokens) - before) / num_layers
+        by_token = decode.by_token(len(first.tokens) - before)
         for request, room in held:
             self.engine.remove(request.request_id)
             room.release()
-        return {"prefill": prefill, "decode": decode}
+        return {"prefill": prefill.by_row(), "decode": decode.by_row() | by_token}
 
     def _add(self, index: int, prompt: list[int]) -> tuple[Request, RequestMemory]:
         room = self._memory.reserve(len(prompt) + NUM_TOKENS)
@@ -157,8 +192,8 @@ class CountedMesh:
         self.engine.add(request)
         return request, room
 
-    def _measured(self, is_over: Callable[[], bool]) -> dict[str, float]:
-        """Steps until it is over, and the bytes of each kind per row of the first group and layer."""
+    def _measured(self, is_over: Callable[[], bool]) -> Counted:
+        """Steps until it is over, and what passed in them."""
         before = self._model.comm.sent_bytes()
         rows = self._counted.rows = RowLayers()
         while not is_over():
@@ -169,14 +204,9 @@ class CountedMesh:
             for kind, count in self._model.comm.sent_bytes().items()
         }
         vocabulary = sent.pop("tp.gather", 0)
-        total, least = sum(sent.values()), minimum_bytes(self._model.config, MESH, rows)
-        return {
-            **{f"{kind}_bytes_per_row_layer": n / rows.first for kind, n in sent.items()},
-            "bytes_per_row_layer": total / rows.first,
-            "minimum_bytes_per_row_layer": least / rows.first,
-            "over_minimum": total / least,
-            "vocabulary_bytes": vocabulary,
-        }
+        return Counted(
+            config=self._model.config, sent=sent, vocabulary=vocabulary, mesh=MESH, rows=rows
+        )
 
 
 class CountedRanks:

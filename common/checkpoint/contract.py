@@ -6,90 +6,17 @@ Knows headers and the model's table of tensors; reads nothing and needs no torch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
+from common.checkpoint.contract_report import ContractReport, Fault
 from common.checkpoint.formats import CheckpointFormat, detect_format, storages, stored_as
 from common.checkpoint.headers import Headers, StoredTensor
 from common.checkpoint.model_tensor import ModelTensor
-from common.checkpoint.storage import Part, companions, parts
+from common.checkpoint.storage import Part, Storage, companions, parts
 from common.checkpoint.tensors import alias, classic_mtp_tensors, model_tensors
-from common.errors import CheckpointError
 from common.model.config import ModelConfig
 
 PLAIN_FLOATS = ("BF16", "F32", "F16")
 PLAIN_INTEGERS = ("I64", "I32")
-NAMES_SHOWN = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One tensor that is not as it must be."""
-
-    name: str
-    group: str
-    kind: str
-    """`missing`, `misshapen` or `wrongly typed`."""
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContractReport:
-    """What a contract found."""
-
-    contract: str
-    expected: dict[str, int]
-    """Tensors by group, in the order of the model."""
-    faults: tuple[Fault, ...] = ()
-    extra: tuple[str, ...] = ()
-    """Tensors that nothing takes, the classic MTP layer's not among them."""
-    num_classic_mtp: int = 0
-    """Tensors of a drafter that this server does not run."""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def num_expected(self) -> int:
-        return sum(self.expected.values())
-
-    @property
-    def is_met(self) -> bool:
-        return not self.faults
-
-    def summary(self) -> str:
-        """`85 of 123 tensors missing`, by kind."""
-        if self.is_met:
-            return f"all {self.num_expected} tensors are there"
-        kinds = Counter(fault.kind for fault in self.faults)
-        return ", ".join(
-            f"{count} of {self.num_expected} tensors {kind}" for kind, count in kinds.items()
-        )
-
-    def by_group(self) -> Iterator[str]:
-        """A line per group and kind: how many of how many, and the first names."""
-        groups: dict[tuple[str, str], list[Fault]] = {}
-        for fault in self.faults:
-            groups.setdefault((fault.group, fault.kind), []).append(fault)
-        for (group, kind), faults in groups.items():
-            shown = [f"{f.name} {f.detail}".strip() for f in faults[:NAMES_SHOWN]]
-            more = f" and {len(faults) - NAMES_SHOWN} more" if len(faults) > NAMES_SHOWN else ""
-            experts = _missing_experts(faults)
-            yield (
-                f"{group}: {len(faults)} of {self.expected[group]} {kind}"
-                f"{f' ({experts})' if experts else ''}: {', '.join(shown)}{more}"
-            )
-
-    def require_met(self, checkpoint_dir: Path) -> None:
-        """Raise CheckpointError with the summary, the groups and the first tensor's name."""
-        if self.is_met:
-            return
-        lines = list(self.by_group())
-        rest = f"; and {len(lines) - 8} more groups" if len(lines) > 8 else ""
-        raise CheckpointError(
-            f"the checkpoint {checkpoint_dir} does not fit its config.json: {self.summary()}: "
-            f"{'; '.join(lines[:8])}{rest}; `dspark checkpoint validate` lists everything",
-            metadata={"tensor": self.faults[0].name, "faults": str(len(self.faults))},
-        )
 
 
 def check_contract(config: ModelConfig, headers: Headers) -> ContractReport:
@@ -128,12 +55,19 @@ NO_DRAFTER = (
 def wanted_parts(
     tensor: ModelTensor, checkpoint_format: CheckpointFormat, headers: Headers
 ) -> tuple[Part, ...]:
-    """What must be stored for a tensor: as its own header says where the format admits that, else as is usual."""
-    storage, *others = storages(checkpoint_format, tensor)
+    """What must be stored for a tensor, itself first."""
+    storage = wanted_storage(tensor, checkpoint_format, headers)
+    return parts(storage, stored_name(tensor.name, headers), tensor.shape, tensor.dtype)
+
+
+def wanted_storage(
+    tensor: ModelTensor, checkpoint_format: CheckpointFormat, headers: Headers
+) -> Storage:
+    """How a tensor is to be stored: as its own header says where the format admits that, else as is usual."""
+    usual, *others = storages(checkpoint_format, tensor)
     name = stored_name(tensor.name, headers)
-    if others and name in headers and (found := stored_as(headers, name)) in others:
-        storage = found
-    return parts(storage, name, tensor.shape, tensor.dtype)
+    found = stored_as(headers, name) if others and name in headers else usual
+    return found if found in others else usual
 
 
 def stored_name(name: str, headers: Headers) -> str:
@@ -189,25 +123,3 @@ def _unused_drafter(config: ModelConfig, extra: list[str]) -> set[str]:
         for name in (tensor.name, *companions(tensor.name))
     }
     return classic.intersection(extra)
-
-
-def _missing_experts(faults: Iterable[Fault]) -> str:
-    """Which experts a truncated set lacks, as ranges."""
-    ids = sorted(
-        {
-            int(fault.name.partition(".experts.")[2].partition(".")[0])
-            for fault in faults
-            if ".ffn.experts." in fault.name
-        }
-    )
-    if not ids:
-        return ""
-    ranges: list[list[int]] = []
-    for e in ids:
-        if ranges and ranges[-1][1] == e - 1:
-            ranges[-1][1] = e
-        else:
-            ranges.append([e, e])
-    shown = [str(a) if a == b else f"{a}-{b}" for a, b in ranges[:6]]
-    more = ", …" if len(ranges) > 6 else ""
-    return f"expert{'s' if len(ids) > 1 else ''} {', '.join(shown)}{more}"

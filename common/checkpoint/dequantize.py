@@ -12,6 +12,7 @@ import torch
 
 from common.checkpoint.storage import FP4_GROUP, FP8_BLOCK, Storage
 
+FP8_LOOK_UPS = 1 << 18
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By the lower three bits of a code; the fourth is the sign."""
 
@@ -51,11 +52,16 @@ def dequantize_fp8(
 ) -> torch.Tensor:
     """`codes [rows, columns]` F8_E4M3 with one scale per 128x128 block of the whole matrix."""
     rows, columns = codes.shape
-    values = codes.to(torch.float32)
-    by_column = e8m0_to_float(scale).repeat_interleave(FP8_BLOCK, dim=1)
+    values = _fp8_to_float(codes)
+    first_block, end_block = first_row // FP8_BLOCK, -(-(first_row + rows) // FP8_BLOCK)
+    by_column = e8m0_to_float(scale[first_block:end_block]).repeat_interleave(FP8_BLOCK, dim=1)
     by_column = by_column[:, first_column : first_column + columns]
-    for block, chosen in _row_blocks(first_row, rows):
-        values[chosen] *= by_column[block]
+    begin = 0
+    for num_blocks, num_rows in _row_blocks(first_row, rows):
+        blocks, by_column = by_column[:num_blocks], by_column[num_blocks:]
+        run = values[begin : begin + num_blocks * num_rows].view(num_blocks, num_rows, columns)
+        run *= blocks.unsqueeze(1)
+        begin += num_blocks * num_rows
     return values
 
 
@@ -91,13 +97,36 @@ def dequantize_int8(
     return values
 
 
-def _row_blocks(first_row: int, num_rows: int) -> Iterator[tuple[int, slice]]:
-    """Blocks of the whole matrix with the rows of the part that lie in them."""
-    row = first_row
-    while row < first_row + num_rows:
-        end = min((row // FP8_BLOCK + 1) * FP8_BLOCK, first_row + num_rows)
-        yield row // FP8_BLOCK, slice(row - first_row, end - first_row)
-        row = end
+def _fp8_to_float(codes: torch.Tensor) -> torch.Tensor:
+    if codes.is_cuda:
+        return codes.to(torch.float32)
+    # Looked up: CPUs convert one by one, NPUs need not know the type. A few rows at a time stay in a CPU's cache.
+    table = _fp8_values(codes.device)
+    values = torch.empty(codes.shape, device=codes.device)
+    num_rows = max(1, FP8_LOOK_UPS // max(1, codes.shape[1]))
+    rooms = torch.split(values, num_rows)
+    for some, room in zip(torch.split(codes, num_rows), rooms, strict=True):
+        indices = some.view(torch.uint8).to(torch.int32).flatten()
+        torch.index_select(table, 0, indices, out=room.view(-1))
+    return values
+
+
+def _row_blocks(first_row: int, num_rows: int) -> Iterator[tuple[int, int]]:
+    """Blocks of the whole matrix that rows of a part lie in: how many one after the other have how many of them."""
+    if head := min(-first_row % FP8_BLOCK, num_rows):
+        yield 1, head
+    num_blocks, tail = divmod(num_rows - head, FP8_BLOCK)
+    if num_blocks:
+        yield num_blocks, FP8_BLOCK
+    if tail:
+        yield 1, tail
+
+
+@functools.cache
+def _fp8_values(device: torch.device) -> torch.Tensor:
+    """The value of every byte."""
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    return every.to(torch.float32).to(device)
 
 
 @functools.cache

@@ -4,14 +4,19 @@ Values are sampled, not bytes: a checkpoint that was converted without loss, sha
 workers that hold it in different formats may exchange state. Digests that lie beside the weights take no part, because a
 copy without them is the same model too. Another training run, quantiser or set of experts differs nearly everywhere, so
 a run of values per tensor tells it apart; a single changed value is what digests are for, not this.
+
+Target and drafter are apart, because the text is the target's alone: workers with other drafters may continue each other's
+requests.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -45,37 +50,71 @@ STORAGE_KEYS = frozenset(
     }
 )
 """Keys of config.json that say how weights are stored, or by what they were written."""
+DRAFTER_KEYS = frozenset({"n_mtp_layers", "num_nextn_predict_layers"})
+"""Keys that are about the drafter, beside those that say so."""
+DRAFTER_PREFIX = "mtp."
+"""Of its tensors' names."""
 
 
-def fingerprint(checkpoint_dir: Path) -> str:
-    """SHA-256 of what the model is, hexadecimal. Two workers whose fingerprints agree hold the same model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """SHA-256 of what a model is, hexadecimal."""
 
-    Raises CheckpointError when the configuration, a header or a tensor of the model cannot be read.
-    """
+    target: str
+    """Two workers that agree in it hold the same model: they give the same text."""
+    drafter: str
+    """Two workers that agree in it draft alike; empty without a drafter."""
+
+
+def fingerprint(checkpoint_dir: Path) -> Fingerprint:
+    """What target and drafter are. Raises CheckpointError when the configuration, a header or a tensor of the model cannot
+    be read."""
     config, headers = ModelConfig.load(checkpoint_dir), read_headers(checkpoint_dir)
     parts = StoredParts(headers)
-    sampled = [_run(name, parts.shape(name)) for name in _sampled_names(config, parts)]
-    digest = hashlib.sha256(_configuration(checkpoint_dir))
+    target, drafter = (
+        [_run(name, parts.shape(name)) for name in _sampled_names(config, parts, of_drafter)]
+        for of_drafter in (False, True)
+    )
+    target_values, drafter_values = _configuration(checkpoint_dir, config)
     options = ReadOptions(slow_mb_per_s=0, verify_digests=False)
     with CheckpointReader(
-        checkpoint_dir, headers=headers, wanted=sampled, options=options
+        checkpoint_dir, headers=headers, wanted=[*target, *drafter], options=options
     ) as reader:
-        for part in sampled:
-            digest.update(f"{part.name} {list(parts.shape(part.name))}\n".encode())
-            for piece in reader.pieces(part):
-                digest.update(_values(piece))
-    return digest.hexdigest()
+
+        def digest(values: dict[str, Any], sampled: Sequence[TensorPart]) -> str:
+            found = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
+            for part in sampled:
+                found.update(f"{part.name} {list(parts.shape(part.name))}\n".encode())
+                for piece in reader.pieces(part):
+                    found.update(_values(piece))
+            return found.hexdigest()
+
+        return Fingerprint(
+            target=digest(target_values, target),
+            drafter=digest(drafter_values, drafter) if config.has_drafter else "",
+        )
 
 
-def _configuration(checkpoint_dir: Path) -> bytes:
+def _configuration(
+    checkpoint_dir: Path, config: ModelConfig
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What config.json says of the target and of the drafter."""
     values = json.loads((checkpoint_dir / "config.json").read_text(encoding="utf-8"))
     kept = {key: value for key, value in values.items() if key not in STORAGE_KEYS}
-    return json.dumps(kept, sort_keys=True).encode()
+    kept["compress_ratios"] = list(config.compress_ratios)
+    drafter = {key: kept.pop(key) for key in list(kept) if _is_drafters(key)}
+    return kept, drafter
 
 
-def _sampled_names(config: ModelConfig, parts: StoredParts) -> Iterator[str]:
+def _is_drafters(key: str) -> bool:
+    return key.startswith("dspark_") or key in DRAFTER_KEYS
+
+
+def _sampled_names(config: ModelConfig, parts: StoredParts, of_drafter: bool) -> Iterator[str]:
     experts = []
     for tensor in model_tensors(config):
+        if tensor.name.startswith(DRAFTER_PREFIX) is not of_drafter:
+            continue
         if tensor.name not in parts.names:
             if tensor.is_optional:
                 continue

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 
-from common.checkpoint.headers import Headers
+from common.checkpoint.headers import Headers, StoredTensor
 from common.checkpoint.model_tensor import Linear, ModelTensor
 from common.checkpoint.storage import Storage, companions
 
@@ -45,18 +46,24 @@ def storages(checkpoint_format: CheckpointFormat, tensor: ModelTensor) -> tuple[
 
 
 def detect_format(headers: Headers) -> CheckpointFormat:
-    """The format by the types and the names of scales that occur."""
-    names = headers.keys()
-    if any(name.endswith(".weight_scale") for name in names):
-        return CheckpointFormat.W8A8_MODELSLIM
-    scales = {tensor.dtype for name, tensor in headers.items() if name.endswith(".scale")}
-    if "F8_E8M0" in scales:
-        return CheckpointFormat.FP8_FP4
-    if scales:
-        return CheckpointFormat.W8A8_COMPRESSED
+    """The format that most scales have, by their names and types: a few may be of others, or strays."""
+    votes = Counter(
+        found for tensor in headers.values() if (found := _format_of_scale(tensor)) is not None
+    )
+    if votes:
+        return votes.most_common(1)[0][0]
     dtypes = [t.dtype for name, t in headers.items() if name.endswith(".weight")]
     is_fp32 = dtypes.count("F32") > len(dtypes) / 2
     return CheckpointFormat.FP32 if is_fp32 else CheckpointFormat.BF16
+
+
+def _format_of_scale(tensor: StoredTensor) -> CheckpointFormat | None:
+    if tensor.name.endswith(".weight_scale"):
+        return CheckpointFormat.W8A8_MODELSLIM
+    if not tensor.name.endswith(".scale"):
+        return None
+    is_official = tensor.dtype == "F8_E8M0"
+    return CheckpointFormat.FP8_FP4 if is_official else CheckpointFormat.W8A8_COMPRESSED
 
 
 def stored_as(headers: Headers, name: str) -> Storage:
@@ -66,11 +73,12 @@ def stored_as(headers: Headers, name: str) -> Storage:
         return Storage.FP8
     if dtype != "I8":
         return Storage.PLAIN
-    scale, modelslim_scale, _ = companions(name)
-    if modelslim_scale in headers:
-        return Storage.INT8_OFFSET
-    is_fp4 = scale in headers and headers[scale].dtype == "F8_E8M0"
-    return Storage.FP4 if is_fp4 else Storage.INT8
+    scale, modelslim_scale, offset = companions(name)
+    # One of ModelSlim's pair beside the scale of another format is a stray.
+    has_pair = modelslim_scale in headers and offset in headers
+    if scale in headers and not has_pair:
+        return Storage.FP4 if headers[scale].dtype == "F8_E8M0" else Storage.INT8
+    return Storage.INT8_OFFSET if modelslim_scale in headers else Storage.INT8
 
 
 def _modelslim(tensor: ModelTensor, linear: Linear) -> tuple[Storage, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from common.checkpoint.contract import check_contract
+from common.checkpoint.contract_report import first_groups
 from common.checkpoint.headers import Headers, read_headers
 from common.checkpoint.read_options import Progress, ReadOptions
 from common.checkpoint.reader import CheckpointReader
@@ -21,6 +22,7 @@ from common.device.staging import Staging
 from common.errors import CheckpointError
 from common.model.config import ModelConfig
 from common.model.dspark import DSparkModel, build_model
+from common.model.quantization import Quantization
 from common.parallel.collectives import Communicator
 
 logger = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ def load_model(
     device: torch.device,
     comm: Communicator | None = None,
     backend: Backend | None = None,
-    keeps_stored: bool = False,
+    quantization: Quantization = Quantization.DEQUANTIZE,
     on_progress: Progress | None = None,
     options: ReadOptions | None = None,
 ) -> DSparkModel:
@@ -57,7 +59,7 @@ def load_model(
 
     The whole checkpoint is checked by its headers, whatever the rank; of the weights only the rank's own are read. They
     reach the device by way of `backend`'s host buffers. Raises CheckpointError that names the file, key or tensors that
-    are wrong, before a weight is read where the headers tell.
+    are wrong, before a weight is read where the headers tell; ConfigError when the mesh does not go with the checkpoint.
     """
     config = load_config(checkpoint_dir)
     comm, backend = comm or Communicator(), backend or CpuBackend()
@@ -84,7 +86,7 @@ def load_model(
             device=device,
             comm=comm,
             staging=staging,
-            keeps_stored=keeps_stored,
+            quantization=quantization,
         )
         staging.wait()
     logger.info(
@@ -105,8 +107,8 @@ def _check(checkpoint_dir: Path, config: ModelConfig, headers: Headers) -> None:
     report.require_met(checkpoint_dir)
     if report.extra:
         logger.warning(
-            "%s has %d tensors that nothing takes, such as %s",
+            "%s has %d tensors that nothing takes: %s",
             checkpoint_dir,
             len(report.extra),
-            report.extra[0],
+            first_groups(report.extra_groups()),
         )

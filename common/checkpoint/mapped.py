@@ -88,12 +88,20 @@ class MappedFile:
                 )
 
     def fetch(self, span: Span) -> None:
-        """Wait until a span is in memory, where the system can say so; else its first use waits."""
+        """Wait until a span is in memory, so that its use waits for nothing."""
         begin = span.begin - span.begin % mmap.PAGESIZE
         number = pages.advise(self._address + begin, span.end - begin, pages.POPULATE)
-        # An older kernel does not know the advice; anything else is a file that cannot be read.
-        if number and number not in (errno.EINVAL, errno.ENOSYS):
+        if number in (errno.EINVAL, errno.ENOSYS):
+            # A kernel before 5.14, or another system, does not know the advice.
+            self._touch(begin, span.end)
+        elif number:
             raise CheckpointError(f"cannot read {self._path}: {os.strerror(number)}")
+
+    def _touch(self, begin: int, end: int) -> None:
+        """Use a byte of every page. By torch, which lets other threads run while the system reads."""
+        if begin < end:
+            whole = torch.frombuffer(self._map, dtype=torch.uint8, offset=begin, count=end - begin)
+            whole[:: mmap.PAGESIZE].max()
 
     def drop(self, span: Span) -> None:
         """Let a span go from this process's memory; the system may keep it cached."""

@@ -44,6 +44,8 @@ class ModelTensor:
     """Computed with in float32 whatever the engine's type is."""
     linear: Linear | None = None
     sharing: Sharing = Sharing.REPLICATED
+    shares_columns: bool = False
+    """Ranks that share it have columns of it each; else they have rows, or whole experts."""
     is_optional: bool = False
 
     @property

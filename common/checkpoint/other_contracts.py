@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from common.checkpoint.contract import ContractReport, Fault, check_contract, stored_name
+from common.checkpoint.contract import check_contract, stored_name
+from common.checkpoint.contract_report import ContractReport, Fault
 from common.checkpoint.headers import Headers
 from common.model.config import ModelConfig
 

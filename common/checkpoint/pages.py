@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -22,12 +23,14 @@ def provide(address: int, num_bytes: int) -> None:
 
 
 def advise(address: int, num_bytes: int, advice: int | None) -> int:
-    """Give advice about whole pages; 0, or the error's number. Systems that know no advice take none.
+    """Give advice about whole pages; 0, or the error's number, which is ENOSYS where a system knows no advice.
 
     Other threads run while the system works, which the mmap module's own call does not let them.
     """
-    if _madvise is None or advice is None or num_bytes <= 0:
+    if num_bytes <= 0:
         return 0
+    if _madvise is None or advice is None:
+        return errno.ENOSYS
     return 0 if _madvise(address, num_bytes, advice) == 0 else ctypes.get_errno()
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
 
-from common.checkpoint.contract import wanted_parts
 from common.checkpoint.formats import CheckpointFormat
-from common.checkpoint.headers import ITEM_BYTES, Headers
-from common.checkpoint.model_tensor import Linear, ModelTensor, Sharing
-from common.checkpoint.tensors import model_tensors
+from common.checkpoint.headers import Headers
+from common.checkpoint.weight_bytes import WeightsHeld, weight_bytes
 from common.errors import ConfigError
 from common.kv_cache.layout import PAGE_TOKENS, Region, Retention, num_pages_for
 from common.model.cache_layout import cache_layout
@@ -25,18 +22,6 @@ class CacheFormat(enum.Enum):
     OFFICIAL = "official"
     """Rows of 448 FP8, 64 BF16 and 7 scales, padded to 584 bytes; indexer keys as FP4 with a scale per 32."""
     BF16 = "bfloat16"
-    FP32 = "float32"
-
-
-class WeightsHeld(enum.Enum):
-    """How a device holds the weights."""
-
-    STORED = "stored"
-    """As the checkpoint has them; for kernels that multiply quantised matrices."""
-    NATIVE = "native"
-    """Routed experts as stored, the rest dequantised; this engine's `quantization: native`."""
-    BF16 = "bfloat16"
-    """Dequantised on load, float32 where the model computes in it; this engine's default."""
     FP32 = "float32"
 
 
@@ -84,6 +69,32 @@ class MemoryPlan:
     """Requests of `batch_context` tokens that fit in all data parallel groups together."""
 
     @property
+    def group_batch(self) -> int:
+        """Of the largest batch, the requests of one data parallel group, which every rank of it holds."""
+        return self.largest_batch // self.request.mesh.dp
+
+    @property
+    def batch_page_bytes(self) -> int:
+        """What a rank needs for the largest batch."""
+        return self.group_batch * num_pages_for(self.batch_context) * self.page_bytes
+
+    @property
+    def batch_ring_bytes(self) -> int:
+        return self.group_batch * self.ring_bytes
+
+    @property
+    def batch_drafter_bytes(self) -> int:
+        return self.group_batch * self.drafter_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of the first node for the largest batch: the first of several ranks has a copy of all groups' cache."""
+        if self.request.mesh.num_ranks == 1:
+            return 0
+        group = self.batch_page_bytes + self.batch_ring_bytes + self.batch_drafter_bytes
+        return self.request.mesh.dp * group
+
+    @property
     def request_bytes(self) -> int:
         """What a request takes whatever its length."""
         return self.ring_bytes + self.drafter_bytes
@@ -100,7 +111,7 @@ def make_plan(
     checkpoint_format: CheckpointFormat,
     request: PlanRequest,
 ) -> MemoryPlan:
-    """Work out a rank's memory. Raises ConfigError when the mesh or the context does not go with the model."""
+    """Work out a rank's memory. Raises ConfigError when the mesh or the context does not go with the checkpoint."""
     mesh = request.mesh
     divisible(config).require_divided_by(mesh)
     context = request.context_length or config.max_position_embeddings
@@ -108,15 +119,7 @@ def make_plan(
         raise ConfigError(
             f"context_length is {context}; the model's max_position_embeddings is {config.max_position_embeddings}"
         )
-    weight_bytes = expert_bytes = drafter_weight_bytes = 0
-    for tensor in model_tensors(config):
-        if tensor.is_optional and tensor.name not in headers:
-            continue
-        size = _held_bytes(tensor, headers, checkpoint_format, request.weights)
-        size = _part_bytes(tensor, size, mesh)
-        weight_bytes += size
-        expert_bytes += size if tensor.sharing is Sharing.EXPERTS else 0
-        drafter_weight_bytes += size if tensor.name.startswith("mtp.") else 0
+    weights = weight_bytes(config, headers, checkpoint_format, request.weights, mesh)
     draft_length = (
         config.dspark_block_size if request.draft_length is None else request.draft_length
     )
@@ -131,15 +134,16 @@ def make_plan(
     ring_bytes = sum(sizes.values())
     usable = int(request.device_bytes * request.utilization)
     table_bytes = _table_bytes(config)
-    free = usable - weight_bytes - table_bytes
+    held = weights.target + weights.drafter
+    free = usable - held - table_bytes
     per_request = ring_bytes + drafter_bytes
     num_pages = max(0, (free - per_request) // page_bytes) if page_bytes else 0
     one = per_request + num_pages_for(context) * page_bytes
     return MemoryPlan(
         request=request,
-        weight_bytes=weight_bytes,
-        expert_bytes=expert_bytes,
-        drafter_weight_bytes=drafter_weight_bytes,
+        weight_bytes=held,
+        expert_bytes=weights.experts,
+        drafter_weight_bytes=weights.drafter,
         table_bytes=table_bytes,
         token_bytes=page_bytes / PAGE_TOKENS,
         page_bytes=page_bytes,
@@ -150,20 +154,6 @@ def make_plan(
         batch_context=context,
         largest_batch=max(0, free // one) * mesh.dp,
     )
-
-
-def _part_bytes(tensor: ModelTensor, num_bytes: int, mesh: MeshShape) -> int:
-    """The first rank's part of a tensor, which is never smaller than another's."""
-    match tensor.sharing:
-        case Sharing.REPLICATED:
-            return num_bytes
-        case Sharing.EXPERTS:
-            return num_bytes // (mesh.tp if mesh.ep == 1 else mesh.ep)
-        case Sharing.VOCABULARY:
-            rows = tensor.shape[0]
-            return -(-rows // mesh.tp) * (num_bytes // rows)
-        case _:
-            return num_bytes // mesh.tp
 
 
 def row_bytes(region: Region, config: ModelConfig, cache: CacheFormat) -> int:
@@ -190,19 +180,3 @@ def _table_bytes(config: ModelConfig) -> int:
 def _ring_bytes(region: Region, config: ModelConfig, cache: CacheFormat, draft_length: int) -> int:
     rows = region.ring_rows(draft_length + 1)
     return len(region.layer_ids) * rows * row_bytes(region, config, cache)
-
-
-def _held_bytes(
-    tensor: ModelTensor,
-    headers: Headers,
-    checkpoint_format: CheckpointFormat,
-    weights: WeightsHeld,
-) -> int:
-    is_expert = tensor.linear is Linear.ROUTED_EXPERT
-    if weights is WeightsHeld.STORED or (weights is WeightsHeld.NATIVE and is_expert):
-        wanted = wanted_parts(tensor, checkpoint_format, headers)
-        return sum(math.prod(part.shape) * ITEM_BYTES[part.dtype] for part in wanted)
-    if tensor.dtype == "I64":
-        return tensor.num_elements * 8
-    is_wide = tensor.is_float32 or weights is WeightsHeld.FP32
-    return tensor.num_elements * (4 if is_wide else 2)

@@ -6,13 +6,12 @@ import torch
 
 from common.checkpoint.dequantize import FP4_VALUES, e8m0_to_float
 from common.checkpoint.storage import FP4_GROUP, FP8_BLOCK
+from common.model.kernels.eight_bits import int8_rows
 
 FP8_LARGEST = 448.0
 FP4_LARGEST = 6.0
 SMALLEST_FP8_AMAX = 1e-4
 SMALLEST_FP4_AMAX = 6 * 2.0**-126
-INT8_LARGEST = 127.0
-SMALLEST_INT8_AMAX = 1e-12
 
 
 def quantize_fp8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,11 +42,8 @@ def quantize_fp4(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize_int8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes I8 and float32 scales `[rows]`, symmetric."""
-    values = values.float()
-    scale = values.abs().amax(-1).clamp(min=SMALLEST_INT8_AMAX) / INT8_LARGEST
-    codes = (values / scale.unsqueeze(-1)).round_().clamp_(-128, 127)
-    return codes.to(torch.int8), scale
+    """Codes I8 and float32 scales `[rows]`, symmetric: as activations are quantised."""
+    return int8_rows(values)
 
 
 def _power_of_two(ratio: torch.Tensor) -> torch.Tensor:

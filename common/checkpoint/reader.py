@@ -1,32 +1,29 @@
 """The tensors of a checkpoint by official name, as values: mapped, read when asked for, dequantised a piece at a time.
 
-Knows files, storages and digests; nothing of the model but names.
+Knows what is wanted, in what order, and how much of it is done; nothing of the model but names.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
-from common.checkpoint import pages
-from common.checkpoint.dequantize import dequantize
-from common.checkpoint.digests import RunningDigest, load_digests
-from common.checkpoint.headers import Headers, StoredTensor, read_headers
+from common.checkpoint.digests import load_digests
+from common.checkpoint.headers import Headers, read_headers
 from common.checkpoint.held import hold
-from common.checkpoint.mapped import TORCH_DTYPES, MappedFile
+from common.checkpoint.mapped import TORCH_DTYPES
 from common.checkpoint.meter import LoadMeter
+from common.checkpoint.part_reader import PartReader
 from common.checkpoint.read_ahead import ReadAhead, Wanted
 from common.checkpoint.read_options import Progress, ReadOptions
-from common.checkpoint.sanity import require_sane
-from common.checkpoint.scales import ScalePart
-from common.checkpoint.spans import Span, Window, num_bytes, spans, touched
 from common.checkpoint.stored_parts import StoredParts
 from common.device.staging import Staging
-from common.errors import CheckpointError
+from common.model.kernels import EightBitProducts
 from common.model.matrices import Matrix
 from common.model.weights import TensorPart
 
@@ -51,6 +48,7 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         options: ReadOptions | None = None,
         num_readers: int = 1,
         piece_values: int = PIECE_VALUES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`headers` are the checkpoint's when they are known already; `wanted` is what will be read, about in its order.
 
@@ -63,11 +61,18 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         self._wanted = (
             [TensorPart(n) for n in self._parts.names] if wanted is None else list(wanted)
         )
-        self._digests = load_digests(checkpoint_dir) if options.verify_digests else {}
         self._meter = LoadMeter(
-            checkpoint_dir, slow_mb_per_s=options.slow_mb_per_s, num_readers=num_readers
+            checkpoint_dir,
+            slow_mb_per_s=options.slow_mb_per_s,
+            num_readers=num_readers,
+            clock=clock,
         )
-        self._files: dict[Path, MappedFile] = {}
+        self._reader = PartReader(
+            self._parts,
+            digests=load_digests(checkpoint_dir) if options.verify_digests else {},
+            meter=self._meter,
+            on_read=self._count,
+        )
         self._ahead: ReadAhead | None = None
         self._last: Generator[torch.Tensor] | None = None
         """What holds the tensor that was handed out last."""
@@ -78,10 +83,10 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
     def __enter__(self) -> CheckpointReader:
         stored = (tensor for part in self._wanted for tensor in self._parts.tensors(part.name))
         for path in {tensor.path for tensor in stored}:
-            self._file(path)
+            self._reader.file(path)
         self._ahead = ReadAhead(
             Wanted(
-                tuple((self._files[path], span) for path, span in self._parts.touched(part)),
+                tuple((self._reader.file(path), span) for path, span in self._parts.touched(part)),
                 self._parts.num_bytes(part),
             )
             for part in self._wanted
@@ -97,13 +102,12 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         assert self._ahead is not None
         self._ahead.close()
         self._drop_last()
-        for file in self._files.values():
-            file.close()
+        self._reader.close()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """All values of a tensor at once. One thread only."""
         self._drop_last()
-        self._last = self._pieces(TensorPart(name), largest=None)
+        self._last = self._reader.pieces(TensorPart(name), largest=None)
         return next(self._last)
 
     def read_into(self, part: TensorPart, room: torch.Tensor) -> bool:
@@ -111,36 +115,28 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
 
         False, with nothing done, where they are not stored as `room` has them or not side by side.
         """
-        matrix, *scales = self._parts.tensors(part.name)
-        window = self._parts.window(part)
-        is_as_stored = not scales and TORCH_DTYPES.get(matrix.dtype) == room.dtype
-        is_one_run = window.has_whole_rows and room.is_contiguous()
-        if room.device.type != "cpu" or not is_as_stored or not is_one_run:
-            return False
-        (span,) = spans(matrix, window)
-        if span.num_bytes:
-            values = room.view(-1).view(torch.uint8).numpy().data
-            pages.provide(room.data_ptr(), span.num_bytes)
-            with self._meter:
-                self._file(matrix.path).read(span, values)
-            if part.is_whole and matrix.name in self._digests:
-                digest = RunningDigest()
-                digest.add(values)
-                self._require_digest(matrix, digest)
-        self._count(span.num_bytes)
-        return True
+        return self._reader.read_into(part, room)
 
     def pieces(self, part: TensorPart) -> Generator[torch.Tensor]:
         """Runs of a part's rows, in order. Only pages that hold them are read; digests are looked at for whole tensors.
 
         Any thread may ask; it must take all pieces or close the generator.
         """
-        return self._pieces(part, largest=self._piece_values)
+        return self._reader.pieces(part, largest=self._piece_values)
+
+    def is_quantised(self, name: str) -> bool:
+        return len(self._parts.tensors(name)) > 1
 
     def held(
-        self, part: TensorPart, *, dtype: torch.dtype, device: torch.device, staging: Staging
+        self,
+        part: TensorPart,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        staging: Staging,
+        products: EightBitProducts | None = None,
     ) -> Matrix | None:
-        """A part of a matrix as it is stored, for products in `dtype`; None when it is stored as values."""
+        """A part of a matrix as it is stored, for products in `dtype` or those of `products`; None when it is values."""
         matrix, *scales = self._parts.tensors(part.name)
         if not scales:
             return None
@@ -149,8 +145,8 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
         return hold(
             self._parts.storage(matrix),
             window,
-            self._pieces(part, largest=self._piece_values, as_codes=True),
-            [self._scale(matrix, scale, part).to(device) for scale in scales],
+            self._reader.pieces(part, largest=self._piece_values, as_codes=True),
+            self._reader.scales(part),
             self._parts.scale_part(matrix, scales[0], window),
             codes=torch.empty(
                 (window.num_rows, window.num_columns_taken // values_per_item),
@@ -159,6 +155,7 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
             ),
             dtype=dtype,
             staging=staging,
+            products=products,
         )
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -180,96 +177,15 @@ class CheckpointReader(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._parts.names)
 
-    def _pieces(
-        self, part: TensorPart, *, largest: int | None, as_codes: bool = False
-    ) -> Generator[torch.Tensor]:
-        matrix, *scales = self._parts.tensors(part.name)
-        window = self._parts.window(part)
-        digest = RunningDigest() if part.is_whole and matrix.name in self._digests else None
-        scale_values = [] if as_codes else [self._scale(matrix, scale, part) for scale in scales]
-        has_values = as_codes or not scales
-        origin = None if has_values else self._parts.scale_part(matrix, scales[0], window)
-        file, per_item = self._file(matrix.path), self._parts.values_per_item(matrix)
-        for run in window.runs(largest or max(1, window.num_values)):
-            read = list(touched(matrix, run, per_item))
-            self._fetch(file, read)
-            if digest is not None:
-                digest.add(file.bytes_of(read[0]))
-                if run.end_row == window.end_row:
-                    self._require_digest(matrix, digest)
-            value = self._value(matrix, scale_values, run, origin)
-            self._count(num_bytes(matrix, run, per_item))
-            try:
-                yield value
-            finally:
-                del value
-                for span in read:
-                    file.drop(span)
-
-    def _scale(self, matrix: StoredTensor, tensor: StoredTensor, part: TensorPart) -> torch.Tensor:
-        """A copy of its own: it is needed for as long as its matrix is read."""
-        file = self._file(tensor.path)
-        window = self._parts.scale_part(matrix, tensor, self._parts.window(part)).window
-        read = list(touched(tensor, window))
-        self._fetch(file, read)
-        if part.is_whole and tensor.name in self._digests:
-            digest = RunningDigest()
-            digest.add(file.bytes_of(read[0]))
-            self._require_digest(tensor, digest)
-        value = file.view(tensor)[window.first_row : window.end_row]
-        if not window.has_whole_rows:
-            value = value[:, window.first_column : window.end_column]
-        value = value.clone()
-        for span in read:
-            file.drop(span)
-        require_sane(tensor, value)
-        self._count(num_bytes(tensor, window), is_part=True)
-        return value
-
-    def _value(
-        self,
-        matrix: StoredTensor,
-        scales: list[torch.Tensor],
-        run: Window,
-        origin: ScalePart | None,
-    ) -> torch.Tensor:
-        codes = self._file(matrix.path).view(matrix)[run.first_row : run.end_row]
-        if not run.has_whole_rows:
-            per_code = self._parts.values_per_item(matrix)
-            codes = codes[:, run.first_column // per_code : run.end_column // per_code]
-        if origin is None:
-            return codes
-        # Where the codes are, seen from where the scales begin.
-        row, column = run.first_row - origin.first_row, run.first_column - origin.first_column
-        return dequantize(self._parts.storage(matrix), codes, scales, row, column)
-
-    def _fetch(self, file: MappedFile, read: list[Span]) -> None:
-        with self._meter:
-            for span in read:
-                file.fetch(span)
-
-    def _file(self, path: Path) -> MappedFile:
-        with self._lock:
-            if path not in self._files:
-                self._files[path] = MappedFile(path)
-            return self._files[path]
-
-    def _count(self, num_bytes: int, *, is_part: bool = False) -> None:
+    def _count(self, num_bytes: int, is_piece: bool) -> None:
         """Something was read; where it is only a part of what makes a piece, nobody is told yet."""
         self._meter.add(num_bytes)
         if self._ahead is not None:
             self._ahead.used(num_bytes)
         with self._lock:
             self._num_done += num_bytes
-            if self._on_progress is not None and not is_part:
+            if self._on_progress is not None and is_piece:
                 self._on_progress(self._num_done, self.num_wanted_bytes)
-
-    def _require_digest(self, tensor: StoredTensor, found: RunningDigest) -> None:
-        if found.hexdigest() != self._digests[tensor.name]:
-            raise CheckpointError(
-                f"tensor {tensor.name} in {tensor.path} is damaged: its bytes do not match the checkpoint's digest",
-                metadata={"tensor": tensor.name},
-            )
 
     def _drop_last(self) -> None:
         if self._last is not None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from common.checkpoint.headers import Headers
+from common.checkpoint.scales import require_whole_groups
 from common.checkpoint.stored_parts import StoredParts
 from common.model.config import ModelConfig
 from common.model.dspark import build_model
 from common.model.weights import TensorPart
 from common.parallel.collectives import Communicator
+from common.parallel.mesh import MeshShape
 from common.parallel.shard import WHOLE, Shard
 
 
@@ -19,7 +21,7 @@ def asked_parts(config: ModelConfig, headers: Headers, shard: Shard = WHOLE) -> 
     """Every part of a tensor that the modules of a rank take, in their order.
 
     The modules themselves say so, hence nothing can be read that nobody takes. Raises ConfigError when the mesh does not
-    divide the model.
+    divide the model, or cuts what is stored as one.
     """
     script = _Script(headers)
     # A type is needed but does not matter: on the meta device there are shapes and no values.
@@ -30,6 +32,8 @@ def asked_parts(config: ModelConfig, headers: Headers, shard: Shard = WHOLE) -> 
         device=torch.device("meta"),
         comm=Communicator(shard),
     )
+    for part in script.asked:
+        script.require_whole_groups(part, shard.mesh)
     return script.asked
 
 
@@ -49,6 +53,13 @@ class _Script(Mapping[str, torch.Tensor]):
         shape = (window.num_rows, window.num_columns_taken)
         num_dims = len(self.shape(part.name))
         yield torch.empty(shape[:num_dims], device="meta")
+
+    def require_whole_groups(self, part: TensorPart, mesh: MeshShape) -> None:
+        stored, window = self._parts.stored(part.name), self._parts.window(part)
+        columns = range(window.first_column, window.end_column)
+        require_whole_groups(
+            part.name, self._parts.storage(stored), columns, window.num_columns, mesh
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._parts.shape(name)

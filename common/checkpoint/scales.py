@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from common.checkpoint.spans import Window
 from common.checkpoint.storage import FP4_GROUP, FP8_BLOCK, Storage
+from common.errors import ConfigError
+from common.parallel.mesh import MeshShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +17,21 @@ class ScalePart:
     window: Window
     first_row: int
     first_column: int
+
+
+def require_whole_groups(
+    name: str, storage: Storage, columns: range, num_columns: int, mesh: MeshShape
+) -> None:
+    """Raise ConfigError when a rank's columns of a matrix cut a group that is stored as one; blocks of FP8 may be cut."""
+    is_whole = len(columns) == num_columns
+    if storage is not Storage.FP4 or is_whole:
+        return
+    if columns.start % FP4_GROUP or len(columns) % FP4_GROUP:
+        raise ConfigError(
+            f"tp ({mesh.tp}) cuts the {num_columns} columns of {name} into parts of {len(columns)}, but of an FP4 matrix "
+            f"{FP4_GROUP} columns share a scale and stay together; use ep = dp x tp ({mesh.num_ranks}), which leaves "
+            "experts whole"
+        )
 
 
 def scale_part(storage: Storage, shape: tuple[int, ...], window: Window) -> ScalePart:

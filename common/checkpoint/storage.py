@@ -62,6 +62,18 @@ def parts(storage: Storage, name: str, shape: tuple[int, ...], dtype: str) -> tu
             )
 
 
+def scale_names(storage: Storage, name: str) -> tuple[str, ...]:
+    """Names of what a storage keeps beside the matrix `name`, whatever else there may be."""
+    scale, modelslim_scale, offset = companions(name)
+    match storage:
+        case Storage.PLAIN:
+            return ()
+        case Storage.INT8_OFFSET:
+            return modelslim_scale, offset
+        case _:
+            return (scale,)
+
+
 def companions(name: str) -> tuple[str, ...]:
     """Every name under which some storage keeps scales of the matrix `name`."""
     return (f"{name.removesuffix('weight')}scale", f"{name}_scale", f"{name}_offset")

@@ -11,7 +11,7 @@ from common.checkpoint.headers import Headers, StoredTensor
 from common.checkpoint.names import official_names
 from common.checkpoint.scales import ScalePart, scale_part
 from common.checkpoint.spans import Span, Window, num_bytes, spans, touched, window_of
-from common.checkpoint.storage import Storage, companions
+from common.checkpoint.storage import Storage, scale_names
 from common.errors import CheckpointError
 
 
@@ -37,10 +37,14 @@ class StoredParts:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor's values."""
-        matrix = self._headers[self.names[name]]
+        matrix = self.stored(name)
         if self.storage(matrix) is Storage.FP4:
             return matrix.shape[0], matrix.shape[1] * 2
         return matrix.shape
+
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor of this official name, without scales."""
+        return self._headers[self.names[name]]
 
     def window(self, part: Part) -> Window:
         return window_of(self.shape(part.name), part.rows, part.columns)
@@ -55,18 +59,16 @@ class StoredParts:
         return 2 if self.storage(matrix) is Storage.FP4 else 1
 
     def tensors(self, name: str) -> list[StoredTensor]:
-        """A matrix and its scales. Raises CheckpointError when it has none and cannot be read without."""
+        """A matrix and its scales. Raises CheckpointError when it has none and cannot be read without them."""
         own_name = self.names[name]
         matrix = self._headers[own_name]
-        if self.storage(matrix) is Storage.PLAIN:
-            return [matrix]
-        others = [self._headers[n] for n in companions(own_name) if n in self._headers]
-        if not others:
-            scale = companions(own_name)[0]
-            raise CheckpointError(
-                f"the checkpoint lacks tensor {scale}", metadata={"tensor": scale}
-            )
-        return [matrix, *others]
+        names = scale_names(self.storage(matrix), own_name)
+        for scale in names:
+            if scale not in self._headers:
+                raise CheckpointError(
+                    f"the checkpoint lacks tensor {scale}", metadata={"tensor": scale}
+                )
+        return [matrix, *(self._headers[scale] for scale in names)]
 
     def scale_part(self, matrix: StoredTensor, scale: StoredTensor, window: Window) -> ScalePart:
         return scale_part(self.storage(matrix), scale.shape, window)

@@ -135,6 +135,7 @@ def _attention(prefix: str, config: ModelConfig) -> Iterator[ModelTensor]:
             group=prefix,
             linear=linear,
             sharing=sharing,
+            shares_columns=name == "wo_b",
         )
     sink = _float32(f"{prefix}.attn.attn_sink", (heads,), prefix)
     yield replace(sink, sharing=Sharing.HEADS)
@@ -198,6 +199,7 @@ def _feed_forward(prefix: str, config: ModelConfig, is_hash: bool) -> Iterator[M
             group=prefix,
             linear=Linear.SHARED_EXPERT,
             sharing=Sharing.SHARED_WIDTH,
+            shares_columns=name == "w2",
         )
     group, shapes = f"{prefix} experts", _expert_shapes(hidden, width)
     for e in range(experts):
@@ -208,6 +210,7 @@ def _feed_forward(prefix: str, config: ModelConfig, is_hash: bool) -> Iterator[M
                 group=group,
                 linear=Linear.ROUTED_EXPERT,
                 sharing=Sharing.EXPERTS,
+                shares_columns=name == "w2",
             )
 
 

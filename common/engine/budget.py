@@ -5,7 +5,7 @@ The order is that of need: weights and tables, the drafter's rows, window rows a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.errors import ConfigError
 from common.kv_cache.layout import (
@@ -56,12 +56,24 @@ class CacheNeed:
     drafter_bytes: int
     """Drafter rows of one slot."""
     num_slots: int
+    """Of one data parallel group."""
     max_context_length: int
+    num_groups: int = 1
+    """Data parallel groups of the mesh."""
+    num_held: int = 1
+    """Groups whose cache is in this memory; bytes are those of all of them, a page or slot of each counted as one."""
 
     @classmethod
     def of(
-        cls, layout: CacheLayout, *, num_slots: int, max_step_rows: int, max_context_length: int
+        cls,
+        layout: CacheLayout,
+        *,
+        num_slots: int,
+        max_step_rows: int,
+        max_context_length: int,
+        num_groups: int = 1,
     ) -> CacheNeed:
+        """Of one group; slots are its own."""
         page = ring = drafter = 0
         for region in layout.regions:
             is_paged = region.retention is Retention.PAGED
@@ -79,6 +91,17 @@ class CacheNeed:
             drafter_bytes=drafter,
             num_slots=num_slots,
             max_context_length=max_context_length,
+            num_groups=num_groups,
+        )
+
+    def of_all_groups(self) -> CacheNeed:
+        """From one group's to that of the whole mesh."""
+        return replace(
+            self,
+            page_bytes=self.page_bytes * self.num_groups,
+            ring_bytes=self.ring_bytes * self.num_groups,
+            drafter_bytes=self.drafter_bytes * self.num_groups,
+            num_held=self.num_groups,
         )
 
     @property
@@ -133,14 +156,14 @@ def _cache_too_large(budget: Budget, need: CacheNeed, held: int, left: int) -> s
     fits = []
     most_slots = (left - need.context_bytes) // max(1, need.slot_bytes)
     if most_slots > 0:
-        fits.append(f"num_slots of at most {most_slots}")
+        fits.append(f"num_slots of at most {most_slots * need.num_groups}")
     longest = max(0, left - slots * need.slot_bytes) // max(1, need.page_bytes) * PAGE_TOKENS
     if longest:
         fits.append(f"a max_context_length of at most {longest}")
     if not fits:
         one_slot = max(0, left - need.slot_bytes) // max(1, need.page_bytes) * PAGE_TOKENS
         fits.append(
-            f"num_slots 1 with a max_context_length of at most {one_slot}"
+            f"num_slots {need.num_groups} with a max_context_length of at most {one_slot}"
             if one_slot
             else "no request at all; more ranks share the weights"
         )
@@ -152,8 +175,9 @@ def _cache_too_large(budget: Budget, need: CacheNeed, held: int, left: int) -> s
 
 def _sums(budget: Budget, need: CacheNeed, held: int) -> str:
     slots = need.num_slots
+    groups = f" in each of {need.num_held} groups" if need.num_held > 1 else ""
     return (
-        f"{budget}: weights and tables take {_gib(held)}, the drafter's rows of {slots} slots "
+        f"{budget}: weights and tables take {_gib(held)}, the drafter's rows of {slots} slots{groups} "
         f"{_gib(slots * need.drafter_bytes)}, their window rows and open groups {_gib(slots * need.ring_bytes)}"
     )
 

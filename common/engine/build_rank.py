@@ -9,7 +9,8 @@ import torch
 
 from common.checkpoint.loader import load_model
 from common.checkpoint.read_options import Progress, ReadOptions
-from common.device.ledger import Ledger, MemoryKind
+from common.claims import MemoryKind
+from common.device.ledger import Ledger
 from common.device.select import open_backend
 from common.engine.budget import Budget, CacheNeed
 from common.engine.config import EngineConfig
@@ -22,11 +23,10 @@ from common.kv_cache.pool import CachePool
 from common.model.cache_layout import cache_layout
 from common.model.config import ModelConfig
 from common.model.dspark import DSparkModel
+from common.model.quantization import Quantization
 from common.parallel.collectives import Communicator
 from common.spec_decode.confidence import load_temperatures
 
-NATIVE = "native"
-QUANTIZATIONS = ("dequantize", NATIVE)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -71,7 +71,10 @@ class Sizes:
             num_slots=self.num_slots // num_groups,
             max_step_rows=self.engine_config.draft_length + 1,
             max_context_length=self.engine_config.max_context_length,
+            num_groups=num_groups,
         )
+        if model.device.type == "cpu" and _holds_all_groups(model.comm):
+            need = need.of_all_groups()
         wanted = None if settings.num_pages is None else self.num_pages // num_groups
         fits = num_pages_for_ranks(budget, need, ledger, model.comm, wanted=wanted)
         return replace(self, num_pages=min(self.num_pages, fits * num_groups))
@@ -111,9 +114,10 @@ def build_rank(
     """
     if settings.dtype not in DTYPES:
         raise ConfigError(f"dtype is {settings.dtype!r}; give one of {sorted(DTYPES)}")
-    if settings.quantization not in QUANTIZATIONS:
+    quantizations = {each.value: each for each in Quantization}
+    if settings.quantization not in quantizations:
         raise ConfigError(
-            f"quantization is {settings.quantization!r}; give one of {', '.join(QUANTIZATIONS)}"
+            f"quantization is {settings.quantization!r}; give one of {', '.join(quantizations)}"
         )
     comm = comm or Communicator()
     backend = open_backend(settings.device)
@@ -125,7 +129,7 @@ def build_rank(
         device=device,
         comm=comm,
         backend=backend,
-        keeps_stored=settings.quantization == NATIVE,
+        quantization=quantizations[settings.quantization],
         on_progress=on_progress,
         options=ReadOptions(slow_mb_per_s=settings.slow_storage_mb_per_s),
     )
@@ -135,7 +139,7 @@ def build_rank(
     if budget is not None:
         sizes = sizes.within(budget, settings, ledger, model)
     pool, whole = _pools(settings, sizes, model, comm)
-    enter_cache(ledger, pool)
+    enter_cache(ledger, pool, whole)
     draft_length = sizes.engine_config.draft_length
     temperatures = load_temperatures(settings.checkpoint_dir, draft_length, device)
     ledger.claim("confidence temperatures", MemoryKind.WORKSPACE, [temperatures])
@@ -149,12 +153,17 @@ def _pools(
     """The rank's own cache and, on the first rank of a mesh, that of all groups, of which a CPU's own is a part."""
     layout = cache_layout(model.config, dtype=settings.dtype)
     mesh = comm.shard.mesh
-    if mesh.num_ranks == 1 or comm.shard.rank:
+    if not _holds_all_groups(comm):
         return sizes.pool(layout, num_groups=mesh.dp, device=model.device), None
     whole = sizes.pool(layout, num_groups=1, device=torch.device("cpu"))
     if model.device.type == "cpu":
         return whole.part(0, mesh.dp), whole
     return sizes.pool(layout, num_groups=mesh.dp, device=model.device), whole
+
+
+def _holds_all_groups(comm: Communicator) -> bool:
+    """Whether a rank has the cache of all groups in host memory; on a CPU that is where its own part is, too."""
+    return comm.shard.mesh.num_ranks > 1 and comm.shard.rank == 0
 
 
 def _draft_length(settings: EngineSettings, config: ModelConfig) -> int:

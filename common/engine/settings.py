@@ -61,7 +61,8 @@ class EngineSettings:
     num_pages: int | None = None
     """Pages of 128 positions, of all groups together; None: enough for every slot at the longest context."""
     quantization: str = "dequantize"
-    """`dequantize` turns quantised weights into values on load; `native` keeps those of routed experts as stored."""
+    """`dequantize` turns quantised weights into values on load; `native` keeps them as stored; `w8a8` does so too, and
+    multiplies those of 8 bits with activations of 8 bits."""
     memory_fraction: float | None = None
     """Share of a device's memory for weights and caches, from which pages are sized; None: 0.9 of an accelerator's, and no
     limit on a CPU."""

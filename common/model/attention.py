@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from common.kv_cache.pool import CachePool
 from common.model.compressor import Compressor
 from common.model.config import ModelConfig
+from common.model.grouped import grouped
 from common.model.indexer import Indexer
 from common.model.kernels import Kernels
 from common.model.plan import AttentionGroup, StepPlan
@@ -37,49 +38,43 @@ class LatentProjection:
         self._head_dim = d
         self._eps = config.rms_norm_eps
         self._kernels = kernels
-        self.wq_a = weights.matrix("wq_a.weight", config.q_lora_rank, hidden)
+        self.wq_a = weights.held("wq_a.weight", config.q_lora_rank, hidden)
         self.q_norm = weights.matrix("q_norm.weight", config.q_lora_rank)
-        self.wq_b = weights.matrix(
-            "wq_b.weight", heads * d, config.q_lora_rank, rows=part(heads * d)
-        )
-        self.wkv = weights.matrix("wkv.weight", d, hidden)
+        self.wq_b = weights.held("wq_b.weight", heads * d, config.q_lora_rank, rows=part(heads * d))
+        self.wkv = weights.held("wkv.weight", d, hidden)
         self.kv_norm = weights.matrix("kv_norm.weight", d)
-        wo_a = weights.matrix(
+        self._num_groups = groups // tp
+        wo_a = weights.held(
             "wo_a.weight", groups * rank, heads * d // groups, rows=part(groups * rank)
         )
-        self.wo_a = (
-            wo_a.view(groups // tp, rank, -1).transpose(1, 2).contiguous()
-        )  # [G, H * d / G, rank]
-        self.wo_b = weights.matrix(
-            "wo_b.weight", hidden, groups * rank, columns=part(groups * rank)
-        )
+        self.wo_a = grouped(wo_a, rank)
+        self.wo_b = weights.held("wo_b.weight", hidden, groups * rank, columns=part(groups * rank))
         # Queries are normalised without a weight of their own; the attention scale takes its place.
         self._query_scale = torch.full(
-            (d,), d**-0.5, dtype=self.wq_b.dtype, device=self.wq_b.device
+            (d,), d**-0.5, dtype=self.kv_norm.dtype, device=self.kv_norm.device
         )
         self.attn_sink = weights.floats("attn_sink", heads, rows=part(heads))
 
     def latent_query(self, x: torch.Tensor) -> torch.Tensor:
         """`[N, D]` to the low-rank query `[N, q_lora_rank]`, which the indexer reads as well."""
-        return self._kernels.rms_norm(F.linear(x, self.wq_a), self.q_norm, self._eps)
+        return self._kernels.rms_norm(self.wq_a.linear(x), self.q_norm, self._eps)
 
     def query(self, latent: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Rotated queries `[N, H, d]`, already scaled by d ** -0.5."""
-        q = F.linear(latent, self.wq_b).view(-1, self._head_dim)
+        q = self.wq_b.linear(latent).view(-1, self._head_dim)
         q = self._kernels.rms_norm(q, self._query_scale, self._eps)
         return self._kernels.rotate(q.view(-1, self.num_heads, self._head_dim), rotations)
 
     def key_value(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Rotated latent rows `[N, d]`, key and value at once."""
-        kv = self._kernels.rms_norm(F.linear(x, self.wkv), self.kv_norm, self._eps)
+        kv = self._kernels.rms_norm(self.wkv.linear(x), self.kv_norm, self._eps)
         return self._kernels.rotate(kv.unsqueeze(1), rotations).squeeze(1)
 
     def output(self, o: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """`o [N, H, d]` to `[N, D]`: rotation undone, then the grouped low-rank projection."""
         o = self._kernels.rotate(o, rotations, inverse=True)
-        grouped = o.view(o.shape[0], self.wo_a.shape[0], -1).transpose(0, 1)  # [G, N, H * d / G]
-        low_rank = torch.bmm(grouped, self.wo_a).transpose(0, 1).flatten(1)
-        return self._tp.sum(F.linear(low_rank, self.wo_b))
+        low_rank = self.wo_a.linear(o.view(o.shape[0], self._num_groups, -1))
+        return self._tp.sum(self.wo_b.linear(low_rank))
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Softmax attention with a sink.

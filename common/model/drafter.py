@@ -16,7 +16,7 @@ from common.kv_cache.pool import CachePool
 from common.model.attention import LatentProjection
 from common.model.config import ModelConfig
 from common.model.hyper_connections import HyperConnection, HyperHead
-from common.model.joined import joined
+from common.model.joined import joined_matrix
 from common.model.kernels import Kernels
 from common.model.moe import MoE
 from common.model.plan import StepPlan
@@ -105,7 +105,7 @@ class Drafter:
             Stage(config, weights.under(f"mtp.{i}"), kernels, comm)
             for i in range(config.num_drafter_layers)
         ]
-        self.main_proj = first.matrix(
+        self.main_proj = first.held(
             "main_proj.weight", hidden, hidden * len(config.dspark_target_layer_ids)
         )
         self.main_norm = first.matrix("main_norm.weight", hidden)
@@ -117,7 +117,7 @@ class Drafter:
         )
         self.confidence = last.floats("confidence_head.proj.weight", 1, hidden + rank)
         # One product gives the context rows of all stages.
-        self._context_wkv = joined([stage.projection.wkv for stage in self._stages])
+        self._context_wkv = joined_matrix([stage.projection.wkv for stage in self._stages])
 
     def write_context(self, taps: torch.Tensor, plan: StepPlan, cache: CachePool) -> None:
         """Turn the step's taps `[N, taps * D]` into context rows of every stage.
@@ -129,8 +129,8 @@ class Drafter:
         if write.source is not None:
             taps, positions = taps[write.source], positions[write.source]
         eps = self.config.rms_norm_eps
-        main_x = self._kernels.rms_norm(F.linear(taps, self.main_proj), self.main_norm, eps)
-        rows = F.linear(main_x, self._context_wkv).chunk(len(self._stages), dim=-1)
+        main_x = self._kernels.rms_norm(self.main_proj.linear(taps), self.main_norm, eps)
+        rows = self._context_wkv.linear(main_x).chunk(len(self._stages), dim=-1)
         rotations = self._rope.at(positions)
         buffer = cache.buffers["drafter"]
         for i, stage in enumerate(self._stages):

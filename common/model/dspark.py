@@ -11,7 +11,8 @@ from common.device.staging import Staging
 from common.model.config import ModelConfig
 from common.model.divisible import divisible
 from common.model.drafter import Drafter
-from common.model.kernels import select_kernels
+from common.model.kernels import select_kernels, select_products
+from common.model.quantization import Quantization
 from common.model.target import Target
 from common.model.weights import Weights
 from common.parallel.collectives import Communicator
@@ -49,17 +50,22 @@ def build_model(
     device: torch.device,
     comm: Communicator | None = None,
     staging: Staging | None = None,
-    keeps_stored: bool = False,
+    quantization: Quantization = Quantization.DEQUANTIZE,
 ) -> DSparkModel:
     """Take what the model needs from `tensors`, or what the rank of `comm` needs of it.
 
-    `staging` is the way to the device; a CPU needs none. With `keeps_stored` routed experts stay as they are stored.
+    `staging` is the way to the device; a CPU needs none. `quantization` is for matrices that `tensors` has quantised.
     Raises CheckpointError that names what does not fit, ConfigError when the mesh does not divide the model.
     """
     comm = comm or Communicator()
     divisible(config).require_divided_by(comm.shard.mesh)
     weights = Weights(
-        tensors, dtype=dtype, device=device, staging=staging, keeps_stored=keeps_stored
+        tensors,
+        dtype=dtype,
+        device=device,
+        staging=staging,
+        keeps_stored=quantization.keeps_stored,
+        products=select_products(device) if quantization is Quantization.W8A8 else None,
     )
     kernels = select_kernels(device, dtype)
     target = Target(config, weights, kernels, device, comm)

@@ -36,7 +36,7 @@ class Indexer:
         self.topk = config.index_topk
         self._heads = config.index_n_heads
         self._dim = config.index_head_dim
-        self.wq_b = weights.matrix("wq_b.weight", self._heads * self._dim, config.q_lora_rank)
+        self.wq_b = weights.held("wq_b.weight", self._heads * self._dim, config.q_lora_rank)
         self.weights_proj = weights.matrix("weights_proj.weight", self._heads, config.hidden_size)
         self._compressor = Compressor(
             config,
@@ -69,7 +69,7 @@ class Indexer:
     ) -> ChosenRows:
         """The `topk` visible rows with the highest scores, lower rows first among equals."""
         batch, width = group.shape
-        q = F.linear(latent, self.wq_b).view(-1, self._heads, self._dim)
+        q = self.wq_b.linear(latent).view(-1, self._heads, self._dim)
         q = self._kernels.rotate(q, rotations)
         weights = F.linear(x, self.weights_proj).float() * (self._dim**-0.5 * self._heads**-0.5)
         if group.row_index is not None:

@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 
+EVERY = slice(None)
+
 
 @runtime_checkable
 class Matrix(Protocol):
@@ -15,6 +17,10 @@ class Matrix(Protocol):
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """What it holds."""
+        ...
+
+    def values(self, rows: slice = EVERY) -> torch.Tensor:
+        """Those of some rows; where they are not what is held, the caller should soon let go of them."""
         ...
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
@@ -27,6 +33,9 @@ class DenseMatrix:
 
     def __init__(self, values: torch.Tensor) -> None:
         self.tensors = (values,)
+
+    def values(self, rows: slice = EVERY) -> torch.Tensor:
+        return self.tensors[0][rows]
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.tensors[0])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from common.model.config import ModelConfig
 from common.model.experts import ExpertBank, StoredExpertBank, swiglu
-from common.model.joined import joined
+from common.model.joined import joined_matrix
 from common.model.kernels import Kernels
 from common.model.weights import Weights
 from common.parallel.collectives import Communicator
@@ -118,16 +118,17 @@ class MoE:
         self.gate = weights.floats("gate.weight", config.n_routed_experts, hidden)
         self._router = (HashRouter if is_hash_routed else ScoreRouter)(config, weights)
         shared = weights.under("shared_experts")
-        self.shared_w13 = joined(
+        self.shared_w13 = joined_matrix(
             (
-                shared.matrix("w1.weight", width, hidden, rows=part),
-                shared.matrix("w3.weight", width, hidden, rows=part),
+                shared.held("w1.weight", width, hidden, rows=part),
+                shared.held("w3.weight", width, hidden, rows=part),
             )
         )
-        self.shared_w2 = shared.matrix("w2.weight", hidden, width, columns=part)
+        self.shared_w2 = shared.held("w2.weight", hidden, width, columns=part)
+        self._no_rows = weights.empty_matrices(0, hidden)
         self.experts = (
             StoredExpertBank(config, weights, comm.shard)
-            if weights.keeps_stored
+            if weights.stays_stored("experts.0.w1.weight")
             else ExpertBank(config, weights, kernels, comm.shard)
         )
         self._spread = SpreadExperts(self.experts, comm) if comm.shard.mesh.ep > 1 else None
@@ -144,7 +145,7 @@ class MoE:
         chosen = scores.gather(1, expert_ids)
         if self._normalise:
             chosen = chosen / chosen.sum(-1, keepdim=True)
-        shared = F.linear(swiglu(F.linear(x, self.shared_w13), self._limit), self.shared_w2)
+        shared = self.shared_w2.linear(swiglu(self.shared_w13.linear(x), self._limit))
         weights = chosen * self._scaling
         if self._spread is None:
             routed = self.experts(x, expert_ids, weights)
@@ -155,6 +156,5 @@ class MoE:
     def join(self, rows_by_group: Sequence[int]) -> None:
         """Compute this rank's experts for the rows of other groups, having none."""
         if self._spread is not None:
-            x = self.shared_w2.new_empty(0, self.shared_w2.shape[0])
-            ids = torch.empty(0, self._top_k, dtype=torch.int64, device=x.device)
-            self._spread(x, ids, ids.float(), rows_by_group)
+            ids = torch.empty(0, self._top_k, dtype=torch.int64, device=self._no_rows.device)
+            self._spread(self._no_rows, ids, ids.float(), rows_by_group)

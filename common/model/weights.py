@@ -11,6 +11,7 @@ import torch
 from common.device.cpu import CpuBackend
 from common.device.staging import Staging
 from common.errors import CheckpointError
+from common.model.kernels import EightBitProducts
 from common.model.matrices import DenseMatrix, Matrix
 
 
@@ -48,10 +49,23 @@ class PieceSource(Protocol):
 class StoredSource(Protocol):
     """A source that can give matrices as they are stored."""
 
+    def is_quantised(self, name: str) -> bool:
+        """Whether a tensor, which must be there, is stored as anything but values."""
+        ...
+
     def held(
-        self, part: TensorPart, *, dtype: torch.dtype, device: torch.device, staging: Staging
+        self,
+        part: TensorPart,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        staging: Staging,
+        products: EightBitProducts | None,
     ) -> Matrix | None:
-        """Codes and scales of a part, for products in `dtype`; None when it is stored as values."""
+        """Codes and scales of a part, for products in `dtype`, or those of `products` where it has some for them.
+
+        None when the part is stored as values.
+        """
         ...
 
 
@@ -71,16 +85,18 @@ class Weights:
         device: torch.device,
         staging: Staging | None = None,
         keeps_stored: bool = False,
+        products: EightBitProducts | None = None,
         prefix: str = "",
         taken: set[str] | None = None,
     ) -> None:
-        """With `keeps_stored`, matrices that modules can use as they are stored stay so."""
+        """With `keeps_stored`, quantised matrices stay as they are stored; `products` then multiplies those of 8 bits."""
         self._tensors = tensors
         self._source = tensors if isinstance(tensors, PieceSource) else None
         self._dtype = dtype
         self._device = device
         self._staging = staging or Staging(CpuBackend())
-        self.keeps_stored = keeps_stored
+        self._keeps_stored = keeps_stored
+        self._products = products
         self._prefix = prefix
         self.taken: set[str] = set() if taken is None else taken
 
@@ -91,13 +107,20 @@ class Weights:
             dtype=self._dtype,
             device=self._device,
             staging=self._staging,
-            keeps_stored=self.keeps_stored,
+            keeps_stored=self._keeps_stored,
+            products=self._products,
             prefix=f"{self._prefix}{prefix}.",
             taken=self.taken,
         )
 
     def has(self, name: str) -> bool:
         return self._prefix + name in self._tensors
+
+    def stays_stored(self, name: str) -> bool:
+        """Whether `held` gives a matrix as it is stored: that is wanted, and it is quantised."""
+        if not self._keeps_stored or not isinstance(self._tensors, StoredSource):
+            return False
+        return self._tensors.is_quantised(self._prefix + name)
 
     def matrix(
         self,
@@ -117,12 +140,17 @@ class Weights:
     ) -> Matrix:
         """A matrix for products: as it is stored where that is wanted and it is quantised, else as values."""
         full_name = self._prefix + name
-        if self.keeps_stored and isinstance(self._tensors, StoredSource):
+        if self._keeps_stored and isinstance(self._tensors, StoredSource):
             part = TensorPart(
                 full_name, _unless_whole(rows, shape, 0), _unless_whole(columns, shape, 1)
             )
+            self._require(full_name, shape)
             held = self._tensors.held(
-                part, dtype=self._dtype, device=self._device, staging=self._staging
+                part,
+                dtype=self._dtype,
+                device=self._device,
+                staging=self._staging,
+                products=self._products,
             )
             if held is not None:
                 self.taken.add(full_name)

@@ -60,7 +60,7 @@ class PlanSettings(CheckpointSettings):
     )
     weights: Literal["stored", "native", "bfloat16", "float32"] = Field(
         default="bfloat16",
-        description="how weights are held: dequantised; native: routed experts as stored; or all as stored",
+        description="how weights are held: dequantised; native: quantised matrices as stored, which holds for w8a8 too; stored: every tensor as stored",
     )
     draft_length: int | None = Field(
         default=None, ge=0, le=63, description="the checkpoint's own if not given"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from common.checkpoint.contract import check_contract
 from common.checkpoint.formats import CheckpointFormat, detect_format
 from common.checkpoint.headers import ITEM_BYTES, read_headers
 from common.checkpoint.other_contracts import check_dspark, check_upstream_123
-from common.checkpoint.plan import PlanRequest, WeightsHeld, make_plan
+from common.checkpoint.plan import PlanRequest, make_plan
 from common.checkpoint.rehearsal import asked_parts
 from common.checkpoint.stored_parts import StoredParts
+from common.checkpoint.weight_bytes import WeightsHeld
 from common.model.config import ModelConfig
 from common.parallel.mesh import MeshShape
 from common.parallel.shard import Shard
@@ -107,16 +109,88 @@ def test_both_w8a8_layouts_keep_the_contract(
     assert report.contract == f"served ({checkpoint_format})"
 
 
-def test_the_commands_run_at_full_size(sparse: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(sparse("flash-dspark"))
-    assert main(["checkpoint", "inspect", folder]) == 0
-    shown = capsys.readouterr().out
-    assert "fp8-fp4" in shown and "DSpark, 4705 tensors: 3 stages, block of 5" in shown
-    assert main(["checkpoint", "validate", folder]) == 0
-    assert "all 72317 tensors are there" in capsys.readouterr().out
-    mesh = ["--dp", "4", "--tp", "4", "--ep", "16"]
-    assert main(["checkpoint", "plan", folder, *mesh, "--cache", "official"]) == 0
-    assert "3,514.25 bytes per token" in capsys.readouterr().out
+OFFICIAL = "format fp8-fp4"
+FLASH_CACHE = "page 449,824 bytes for 128 tokens, 3,514.25 bytes per token (official)"
+FULL = "drafter DSpark, {} tensors: 3 stages, block of 5, taps on layers {}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Lines, or what they begin with, that a command prints of a checkpoint."""
+
+    inspected: tuple[str, ...]
+    validated: str
+    planned: tuple[str, ...]
+
+
+SHOWN = {
+    "flash-dspark": Shown(
+        inspected=(
+            OFFICIAL,
+            FULL.format(4705, "40, 41, 42"),
+            "layers 43 (2 window only, 21 CSA, 20 HCA)",
+        ),
+        validated="contract served (fp8-fp4): all 72317 tensors are there",
+        planned=(
+            FLASH_CACHE,
+            "weights 41.29 GiB per rank, bfloat16",
+            "experts 34.50 GiB of it",
+            "drafter 2.74 GiB of it",
+        ),
+    ),
+    "flash": Shown(
+        inspected=(OFFICIAL, "drafter none (1575 tensors of a classic MTP layer, not used)"),
+        validated="contract served (fp8-fp4): all 67612 tensors are there",
+        planned=(
+            FLASH_CACHE,
+            "weights 38.55 GiB per rank, bfloat16",
+            "drafter 0.00 GiB of it",
+        ),
+    ),
+    "pro-dspark": Shown(
+        inspected=(OFFICIAL, FULL.format(7009, "58, 59, 60"), "experts 384, 6 per token"),
+        validated="contract served (fp8-fp4): all 149782 tensors are there",
+        planned=(
+            "page 644,024 bytes for 128 tokens, 5,031.44 bytes per token (official)",
+            "experts 189.00 GiB of it",
+            "longest context none: the weights leave no room; more ranks share them",
+        ),
+    ),
+    "flash-dspark-w8a8": Shown(
+        inspected=("format w8a8-compressed-tensors", FULL.format(4695, "40, 41, 42")),
+        validated="contract served (w8a8-compressed-tensors): all 72178 tensors are there",
+        planned=(FLASH_CACHE, "weights 41.29 GiB per rank, bfloat16", "experts 34.50 GiB of it"),
+    ),
+    "flash-dspark-modelslim": Shown(
+        inspected=("format w8a8-modelslim", FULL.format(7021, "40, 41, 42")),
+        validated="contract served (w8a8-modelslim): all 107764 tensors are there",
+        # With an embedding and a head of its own.
+        planned=(
+            FLASH_CACHE,
+            "weights 42.77 GiB per rank, bfloat16",
+            "drafter 4.22 GiB of it",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_commands_run_at_full_size(
+    name: str, sparse: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*arguments: str) -> str:
+        """What a command prints, its columns one space apart."""
+        assert main(["checkpoint", *arguments]) == 0
+        return "\n".join(" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+
+    folder, expected = str(sparse(name)), SHOWN[name]
+    lines = shown("inspect", folder)
+    assert [line for line in expected.inspected if line not in lines] == []
+    assert expected.validated in shown("validate", folder)
+    mesh = ("--dp", "4", "--tp", "4", "--ep", "16")
+    lines = shown("plan", folder, *mesh, "--cache", "official")
+    assert [line for line in expected.planned if line not in lines] == []
+    assert "mesh dp 4 x tp 4, ep 16: 16 ranks of 64.00 GiB" in lines and "note" not in lines
 
 
 def test_the_base_checkpoint_is_refused_where_the_full_one_is_asked_for(

@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.collectives import ITEM_BYTES, RowLayers, minimum_bytes
+from benchmarks.collectives import ITEM_BYTES, Counted, RowLayers, minimum_bytes
 from common.model.config import ModelConfig
 from common.parallel.mesh import MeshShape
 from common.parallel.shard import Shard
@@ -48,3 +48,27 @@ def test_a_group_without_rows_only_answers() -> None:
     mesh = MeshShape(dp=4, tp=4, ep=16)
     answered = minimum_bytes(CONFIG, mesh, RowLayers(others=8))
     assert answered == pytest.approx(8 * ranks_outside(mesh) / 12 * ROW_BYTES)
+
+
+def test_what_a_token_costs_is_shared_by_the_layers_of_target_and_drafter() -> None:
+    """Seven rows that pass all layers make three tokens; what sampling gathers is of no layer."""
+    mesh = MeshShape(dp=4, tp=4, ep=16)
+    layers = CONFIG.num_hidden_layers + CONFIG.num_drafter_layers
+    rows = RowLayers(first=7 * layers)
+    counted = Counted(
+        config=CONFIG,
+        mesh=mesh,
+        sent={"tp.sum": 900, "dp.gather_rows": 200},
+        vocabulary=55,
+        rows=rows,
+    )
+    by_row, by_token = counted.by_row(), counted.by_token(3)
+    assert layers == 4 + 3
+    assert by_token["bytes_per_token_layer"] == pytest.approx(1100 / 3 / 7)
+    for name in ("bytes", "minimum_bytes"):
+        assert by_token[f"{name}_per_token_layer"] == pytest.approx(
+            by_row[f"{name}_per_row_layer"] * 7 / 3
+        )
+    assert by_row["minimum_bytes_per_row_layer"] == pytest.approx(
+        minimum_bytes(CONFIG, mesh, RowLayers(first=1))
+    )

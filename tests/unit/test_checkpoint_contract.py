@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,10 +19,10 @@ from common.checkpoint.formats import CheckpointFormat
 from common.checkpoint.headers import read_headers
 from common.checkpoint.integrity import read_all
 from common.checkpoint.loader import load_model
-from common.checkpoint.other_contracts import check_upstream_123, upstream_names
 from common.checkpoint.tensors import model_tensors
 from common.errors import CheckpointError
 from common.model.config import ModelConfig
+from tests.support.damage import edit, flip, without
 from tests.support.tiny_checkpoint import (
     Tensors,
     config_json,
@@ -46,31 +44,6 @@ SCALE = {
 
 def load(folder: Path) -> None:
     load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
-
-
-def edit(folder: Path, change: Callable[[Tensors], None], *, keep_digests: bool = False) -> None:
-    """Change the tensors of a checkpoint of one file."""
-    (path,) = folder.glob("*.safetensors")
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    change(tensors)
-    save_file(tensors, path)
-    if not keep_digests:
-        (folder / DIGESTS).unlink(missing_ok=True)
-
-
-def without(tensors: Tensors, text: str) -> None:
-    for name in [name for name in tensors if text in name]:
-        del tensors[name]
-
-
-def flip(folder: Path, name: str, byte: int, bit: int) -> None:
-    """Change one bit of a tensor in its file."""
-    tensor = read_headers(folder)[name]
-    with tensor.path.open("r+b") as file:
-        file.seek(tensor.begin + byte)
-        value = file.read(1)[0]
-        file.seek(tensor.begin + byte)
-        file.write(bytes([value ^ 1 << bit]))
 
 
 @pytest.fixture(params=FORMATS)
@@ -298,15 +271,6 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_tensors_that_nothing_takes_are_told_and_loaded_around(
-    plain: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    edit(plain, lambda tensors: tensors.update({"layers.9.norm.weight": torch.zeros(2)}))
-    with caplog.at_level(logging.WARNING):
-        load(plain)
-    assert "1 tensors that nothing takes, such as layers.9.norm.weight" in caplog.text
-
-
 def test_a_header_that_contradicts_itself_is_refused(plain: Path) -> None:
     path = plain / "model.safetensors"
     content = path.read_bytes()
@@ -351,27 +315,3 @@ def test_an_index_cannot_name_files_elsewhere(plain: Path) -> None:
         CheckpointError, match=r"'\.\./model\.safetensors', which is not a file beside it"
     ):
         load(plain)
-
-
-# The reference system's contract ---------------------------------------------------------------------------------
-
-
-def test_the_upstream_contract_has_123_names() -> None:
-    names = [name for _, name in upstream_names(256)]
-    assert len(names) == len(set(names)) == 123
-    assert sum(name.startswith("mtp.1.") for name in names) == 38
-    assert (
-        "mtp.1.ffn.experts.255.w2.scale" in names and "mtp.1.ffn.experts.254.w2.scale" not in names
-    )
-
-
-def test_the_upstream_contract_accepts_a_truncated_checkpoint_and_ours_does_not(
-    tmp_path: Path,
-) -> None:
-    source = save_checkpoint(tmp_path / "source", VALUES, TENSORS)
-    folder = tmp_path / "q"
-    convert_checkpoint(source, folder, CheckpointFormat.W8A8_COMPRESSED)
-    edit(folder, lambda tensors: without(tensors, ".ffn.experts.4."))
-    headers = read_headers(folder)
-    assert check_upstream_123(CONFIG, headers).is_met
-    assert not check_contract(CONFIG, headers).is_met

@@ -12,13 +12,19 @@ import torch
 from common.checkpoint import fingerprint as fingerprints
 from common.checkpoint.convert import convert_checkpoint
 from common.checkpoint.digests import FILE_NAME as DIGESTS
-from common.checkpoint.fingerprint import fingerprint
+from common.checkpoint.fingerprint import Fingerprint, fingerprint
 from common.checkpoint.formats import CheckpointFormat
 from common.checkpoint.mapped import MappedFile
 from common.checkpoint.spans import Span
 from common.errors import CheckpointError
 from common.model.config import ModelConfig
-from tests.support.tiny_checkpoint import Tensors, config_json, random_tensors, save_checkpoint
+from tests.support.tiny_checkpoint import (
+    Tensors,
+    config_json,
+    random_tensors,
+    save_checkpoint,
+    without_drafter,
+)
 
 VALUES = config_json(hidden_size=64, head_dim=64, moe_intermediate_size=64)
 TENSORS = random_tensors(ModelConfig.from_json(VALUES), seed=9)
@@ -32,7 +38,7 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parent / "official"
 
 
-def saved(folder: Path, tensors: Tensors) -> str:
+def saved(folder: Path, tensors: Tensors) -> Fingerprint:
     return fingerprint(save_checkpoint(folder, VALUES, tensors))
 
 
@@ -69,6 +75,40 @@ def test_another_tensor_anywhere_is_another_model(name: str, tmp_path: Path) -> 
     assert saved(tmp_path / "m", {**TENSORS, name: changed}) != saved(tmp_path / "n", TENSORS)
 
 
+@pytest.mark.parametrize("name", sorted(TENSORS)[::23])
+def test_another_tensor_of_the_drafter_is_another_drafter_and_the_same_model(
+    name: str, tmp_path: Path
+) -> None:
+    changed = TENSORS[name] * 1.01 if TENSORS[name].is_floating_point() else TENSORS[name] ^ 1
+    one, other = saved(tmp_path / "m", {**TENSORS, name: changed}), saved(tmp_path / "n", TENSORS)
+    is_drafters = name.startswith("mtp.")
+    assert (one.target == other.target) is is_drafters
+    assert (one.drafter == other.drafter) is not is_drafters
+
+
+def test_a_checkpoint_without_its_drafter_is_the_same_model(tmp_path: Path) -> None:
+    """Its configuration has fewer keys and a shorter list of ratios, its tensors are those of the target."""
+    whole = fingerprint(save_checkpoint(tmp_path / "m", VALUES, TENSORS))
+    bare = {name: t for name, t in TENSORS.items() if not name.startswith("mtp.")}
+    for index, values in enumerate(
+        (
+            without_drafter(VALUES),
+            {key: v for key, v in VALUES.items() if not key.startswith(("dspark_", "n_mtp"))},
+        )
+    ):
+        found = fingerprint(save_checkpoint(tmp_path / f"n{index}", values, bare))
+        assert (found.target, found.drafter) == (whole.target, "")
+    assert whole.drafter
+
+
+def test_ratios_of_the_drafters_layers_are_none_of_the_targets(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "m", VALUES, TENSORS)
+    first = fingerprint(folder)
+    longer = VALUES | {"compress_ratios": [*VALUES["compress_ratios"], 0, 0, 0]}
+    (folder / "config.json").write_text(json.dumps(longer))
+    assert fingerprint(folder).target == first.target
+
+
 def test_experts_in_another_order_are_another_model(tmp_path: Path) -> None:
     """With more experts than are looked at, all changes but those of a few matrices are found still."""
 
@@ -92,7 +132,7 @@ def test_few_bytes_are_read_and_fewer_than_experts_would_ask_for(official: Path)
     with mock.patch.object(MappedFile, "fetch", fetch):
         fingerprint(official)
         all_experts = len(read)
-        with mock.patch.object(fingerprints, "MAX_EXPERT_TENSORS", 20):
+        with mock.patch.object(fingerprints, "MAX_EXPERT_TENSORS", 10):
             fingerprint(official)
     assert max(read) <= 64 * 8
     assert len(read) - all_experts < all_experts / 2

@@ -93,7 +93,7 @@ def test_the_shipped_model_gives_its_logits_in_every_format(
     twin = build_model(shipped.config, rounded, dtype=torch.float32, device=CPU)
     assert torch.equal(found, logits(twin))
     assert model.drafter is not None and twin.drafter is not None
-    assert torch.equal(model.drafter.main_proj, twin.drafter.main_proj)
+    assert torch.equal(model.drafter.main_proj.values(), twin.drafter.main_proj.values())
     assert (folder / "tokenizer.json").exists()
 
 

@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 
 from common.checkpoint.formats import CheckpointFormat
-from common.checkpoint.plan import (
-    CacheFormat,
-    MemoryPlan,
-    PlanRequest,
-    WeightsHeld,
-    make_plan,
-    row_bytes,
-)
+from common.checkpoint.plan import CacheFormat, MemoryPlan, PlanRequest, make_plan, row_bytes
+from common.checkpoint.weight_bytes import WeightsHeld
 from common.errors import ConfigError
 from common.kv_cache.layout import Retention
 from common.model.cache_layout import cache_layout
@@ -84,6 +78,23 @@ def test_weights_on_one_rank_are_the_checkpoint() -> None:
     assert plan(weights=WeightsHeld.BF16).expert_bytes == 46 * 256 * 3 * 2048 * 4096 * 2
 
 
+def test_native_weights_are_quantised_matrices_as_stored_and_the_rest_as_values() -> None:
+    """Of FP8 matrices a byte a value and one for a block of 128 x 128; experts are half of that and one for 32."""
+    layers, hidden, width = 46, 4096, 2048
+    attention = 1024 * hidden + 32768 * 1024 + 512 * hidden + 2 * 8192 * hidden
+    shared = 3 * width * hidden
+    fp8 = layers * (attention + shared) + 21 * 64 * 128 * 1024 + hidden * 3 * hidden
+    experts = layers * 256 * 3 * width * hidden
+    dense, native = plan(weights=WeightsHeld.BF16), plan(weights=WeightsHeld.NATIVE)
+    saved = fp8 * 2 - fp8 * 16385 // 16384 + experts * 2 - experts * 17 // 32
+    # Latent projections of the stages as values are there twice, once side by side.
+    twice = 3 * 512 * hidden * 2
+    assert dense.weight_bytes - native.weight_bytes == saved + twice
+    stored = plan(weights=WeightsHeld.STORED)
+    # Only what the model computes with in float32, or with longer integers, is wider than in the files.
+    assert 0 < native.weight_bytes - stored.weight_bytes < 3e9
+
+
 # The mesh --------------------------------------------------------------------------------------------------------
 
 
@@ -124,6 +135,21 @@ def test_numbers_that_do_not_go_together_are_named(mesh: MeshShape, message: str
         plan(mesh=mesh)
 
 
+def test_a_mesh_that_cuts_a_group_of_fp4_is_refused_with_the_way_out() -> None:
+    """Experts of 96 columns, as the shipped model's, cut in two."""
+    config = ModelConfig.from_json({**FLASH_DSPARK, "moe_intermediate_size": 96})
+    with pytest.raises(ConfigError) as caught:
+        plan(config, mesh=MeshShape(dp=2, tp=2))
+    assert caught.value.message == (
+        "tp (2) cuts the 96 columns of layers.0.ffn.experts.0.w2.weight into parts of 48, but of an FP4 matrix 32 columns "
+        "share a scale and stay together; use ep = dp x tp (4), which leaves experts whole"
+    )
+    assert plan(config, mesh=MeshShape(dp=2, tp=2, ep=4)).weight_bytes > 0
+    # A cut between groups is one.
+    wider = ModelConfig.from_json({**FLASH_DSPARK, "moe_intermediate_size": 192})
+    assert plan(wider, mesh=MeshShape(tp=2)).weight_bytes > 0
+
+
 @pytest.mark.parametrize("mesh", [MeshShape(dp=4, tp=4, ep=16), MeshShape(dp=2, tp=4, ep=8)])
 def test_both_reference_meshes_are_admitted(mesh: MeshShape) -> None:
     assert plan(mesh=mesh).weight_bytes > 0
@@ -145,6 +171,18 @@ def test_the_largest_batch_fits_and_one_more_per_group_does_not() -> None:
     one = found.request_bytes + 256 * found.page_bytes
     per_group = found.largest_batch // 4
     assert per_group * one <= found.free_bytes < (per_group + 1) * one
+
+
+def test_the_largest_batch_is_shown_by_kind_and_as_the_first_nodes_copy_of_it() -> None:
+    found = plan(mesh=MeshShape(dp=4, tp=4, ep=16), context_length=32768)
+    per_group = found.largest_batch // 4
+    assert per_group > 1
+    assert found.batch_page_bytes == per_group * 256 * found.page_bytes
+    assert found.batch_ring_bytes == per_group * found.ring_bytes
+    assert found.batch_drafter_bytes == per_group * found.drafter_bytes
+    held = found.batch_page_bytes + found.batch_ring_bytes + found.batch_drafter_bytes
+    assert held <= found.free_bytes and found.host_bytes == 4 * held
+    assert plan(weights=WeightsHeld.STORED, device_bytes=180 * GIB).host_bytes == 0
 
 
 def test_nothing_fits_where_the_weights_do_not() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,11 +14,11 @@ import torch
 from common.checkpoint.formats import CheckpointFormat
 from common.checkpoint.headers import read_headers
 from common.checkpoint.mapped import MappedFile
-from common.checkpoint.meter import LoadMeter
-from common.checkpoint.plan import PlanRequest, WeightsHeld, make_plan
+from common.checkpoint.plan import PlanRequest, make_plan
 from common.checkpoint.read_ahead import ReadAhead, Wanted
 from common.checkpoint.reader import CheckpointReader
 from common.checkpoint.spans import Span
+from common.checkpoint.weight_bytes import WeightsHeld
 from common.model.config import ModelConfig
 from common.model.weights import TensorPart
 from tests.support.tiny_checkpoint import config_json, random_tensors, save_checkpoint
@@ -137,46 +135,3 @@ def test_reading_ahead_ends_when_all_is_asked_for() -> None:
     assert file.has_enough.wait(timeout=10)
     ahead.close()
     assert len(file.asked) == 7
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def simulate(meter: LoadMeter, clock: Clock, *, wait_s: float, work_s: float) -> None:
-    """Ten times 10 MB."""
-    for _ in range(10):
-        with meter:
-            clock.now += wait_s
-        clock.now += work_s
-        meter.add(10_000_000)
-
-
-@pytest.mark.parametrize(
-    ("changes", "warns"),
-    [
-        ({}, True),
-        ({"slow_mb_per_s": 0}, False),
-        ({"slow_mb_per_s": 15}, False),
-        # Half a second in all: nobody minds.
-        ({"wait_s": 0.04, "work_s": 0.01}, False),
-        # Slow, but by arithmetic.
-        ({"wait_s": 0.2, "work_s": 0.3}, False),
-    ],
-)
-def test_slow_storage_is_told_once_and_only_where_it_is_to_blame(
-    changes: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    values = {"slow_mb_per_s": 500, "wait_s": 0.45, "work_s": 0.05, **changes}
-    clock = Clock()
-    meter = LoadMeter(Path("/models/x"), slow_mb_per_s=values["slow_mb_per_s"], clock=clock)
-    with caplog.at_level(logging.WARNING):
-        simulate(meter, clock, wait_s=values["wait_s"], work_s=values["work_s"])
-    assert len(caplog.records) == int(warns)
-    if warns:
-        assert "/models/x gives 20 MB/s and loading waits for it 90 % of the time" in caplog.text
-        assert meter.mb_per_s == pytest.approx(20)

@@ -19,6 +19,7 @@ from common.checkpoint.formats import CheckpointFormat
 from common.checkpoint.headers import read_headers
 from common.checkpoint.loader import load_model
 from common.checkpoint.mapped import MappedFile
+from common.checkpoint.read_options import ReadOptions
 from common.checkpoint.reader import CheckpointReader
 from common.checkpoint.rehearsal import asked_parts
 from common.checkpoint.spans import Span
@@ -86,7 +87,12 @@ def test_a_part_is_a_cut_of_the_whole(
             assert torch.equal(together, expected), part
 
 
-def load(folder: Path, shard: Shard, told: list[tuple[int, int]] | None = None) -> DSparkModel:
+def load(
+    folder: Path,
+    shard: Shard,
+    told: list[tuple[int, int]] | None = None,
+    options: ReadOptions | None = None,
+) -> DSparkModel:
     def on_progress(done: int, total: int) -> None:
         if told is not None:
             told.append((done, total))
@@ -97,6 +103,7 @@ def load(folder: Path, shard: Shard, told: list[tuple[int, int]] | None = None) 
         device=CPU,
         comm=Communicator(shard),
         on_progress=on_progress,
+        options=options,
     )
 
 
@@ -123,8 +130,9 @@ def tensors_of(model: DSparkModel) -> list[torch.Tensor]:
 def test_exactly_the_pages_of_the_ranks_parts_are_read(
     to: CheckpointFormat, mesh: MeshShape, folders: dict[CheckpointFormat, Path]
 ) -> None:
+    """Without digests; to compare a scale with one takes all of the scale."""
     headers = read_headers(folders[to])
-    parts = StoredParts(headers)
+    parts, unguarded = StoredParts(headers), ReadOptions(verify_digests=False)
     for shard in ranks(mesh):
         read: list[Span] = []
 
@@ -140,7 +148,7 @@ def test_exactly_the_pages_of_the_ranks_parts_are_read(
             mock.patch.object(MappedFile, "fetch", fetch),
             mock.patch.object(MappedFile, "read", copy),
         ):
-            load(folders[to], shard, told)
+            load(folders[to], shard, told, unguarded)
         asked = asked_parts(CONFIG, headers, shard)
         wanted = sum(map(parts.num_bytes, asked))
         assert told[-1] == (wanted, wanted)
@@ -151,6 +159,34 @@ def test_exactly_the_pages_of_the_ranks_parts_are_read(
             exact = list(parts.spans(part))
             assert sum(span.num_bytes for _, span in exact) == parts.num_bytes(part)
             assert pages_of(parts.touched(part)) == pages_of(exact)
+
+
+@pytest.mark.parametrize(
+    ("to", "name"),
+    [
+        (CheckpointFormat.FP8_FP4, "layers.0.attn.wq_b.scale"),
+        (CheckpointFormat.FP8_FP4, "layers.1.attn.wo_b.scale"),
+        (CheckpointFormat.FP8_FP4, "layers.0.ffn.shared_experts.w1.scale"),
+        (CheckpointFormat.W8A8_MODELSLIM, "layers.1.attn.wq_b.weight_scale"),
+        (CheckpointFormat.W8A8_MODELSLIM, "layers.0.ffn.shared_experts.w3.weight_offset"),
+    ],
+)
+def test_every_rank_refuses_a_flipped_bit_of_a_scale_that_ranks_share(
+    to: CheckpointFormat, name: str, tmp_path: Path, folders: dict[CheckpointFormat, Path]
+) -> None:
+    """Of 16 ranks none used to notice: each had only a part. Its last bits are none of the first rank's own."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folders[to], damaged)
+    tensor = read_headers(damaged)[name]
+    with tensor.path.open("r+b") as file:
+        file.seek(tensor.end - 4 if tensor.dtype == "F32" else tensor.end - 1)
+        (value,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([value ^ 1]))
+    for shard in ranks(MeshShape(dp=2, tp=2, ep=4)):
+        with pytest.raises(CheckpointError, match="its bytes do not match") as caught:
+            load(damaged, shard)
+        assert caught.value.metadata == {"tensor": name}
 
 
 @pytest.mark.parametrize("to", [CheckpointFormat.FP8_FP4, CheckpointFormat.BF16])

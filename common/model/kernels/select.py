@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from common.model.kernels.eight_bits import EightBitProducts, PlainProducts
 from common.model.kernels.interface import Kernels
 from common.model.kernels.plain import PlainKernels
 
@@ -28,6 +29,25 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
             return npu_kernels()
         case _:
             return PlainKernels()
+
+
+def select_products(device: torch.device) -> EightBitProducts:
+    """The fastest products of 8-bit matrices on the device."""
+    match device.type:
+        case "cpu":
+            from common.model.kernels.cpu_products import cpu_products
+
+            return cpu_products()
+        case "cuda":
+            from common.model.kernels.cuda_products import cuda_products
+
+            return cuda_products(device)
+        case "npu":
+            from common.model.kernels.npu_products import npu_products
+
+            return npu_products()
+        case _:
+            return PlainProducts()
 
 
 def _cuda_kernels() -> Kernels:

@@ -34,11 +34,12 @@ def run(settings: ConvertSettings) -> int:
                 on_progress=on_progress,
             )
     written = open_checkpoint(str(settings.target))
+    size = sum(tensor.num_bytes for tensor in written.headers.values())
     figures: dict[str, object] = {
         "written": str(settings.target),
         "format": written.format.value,
         "tensors": len(written.headers),
-        "size": gib(sum(tensor.num_bytes for tensor in written.headers.values())),
+        **({"size_bytes": size} if settings.output == "json" else {"size": gib(size)}),
         "seconds": round(time.monotonic() - began, 1),
     }
     show(figures, settings.output)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from common.checkpoint.plan import (
-    CacheFormat,
-    MemoryPlan,
-    PlanRequest,
-    WeightsHeld,
-    make_plan,
-)
+from common.checkpoint.contract import check_contract
+from common.checkpoint.contract_report import ContractReport
+from common.checkpoint.plan import CacheFormat, MemoryPlan, PlanRequest, make_plan
+from common.checkpoint.weight_bytes import WeightsHeld
 from common.parallel.mesh import MeshShape
 from services.cli.checkpoint_settings import PlanSettings
 from services.cli.checkpoints import checkpoint_failures, gib, open_checkpoint, show
@@ -30,15 +27,18 @@ def run(settings: PlanSettings) -> int:
     )
     with checkpoint_failures():
         plan = make_plan(opened.config, opened.headers, opened.format, request)
-    show(_json(plan) if settings.output == "json" else _text(plan), settings.output)
+    report = check_contract(opened.config, opened.headers)
+    as_json = settings.output == "json"
+    show(_json(plan, report) if as_json else _text(plan, report), settings.output)
     return EXIT_OK
 
 
-def _text(plan: MemoryPlan) -> dict[str, object]:
+def _text(plan: MemoryPlan, report: ContractReport) -> dict[str, object]:
     mesh, request = plan.request.mesh, plan.request
+    ranks = f"{mesh.num_ranks} rank{'s' if mesh.num_ranks > 1 else ''}"
     fits = plan.longest_context > 0
-    return {
-        "mesh": f"dp {mesh.dp} x tp {mesh.tp}, ep {mesh.ep}: {mesh.num_ranks} ranks of {gib(request.device_bytes)}",
+    figures: dict[str, object] = {
+        "mesh": f"dp {mesh.dp} x tp {mesh.tp}, ep {mesh.ep}: {ranks} of {gib(request.device_bytes)}",
         "usable per rank": f"{gib(plan.usable_bytes)} ({request.utilization:.0%})",
         "weights": f"{gib(plan.weight_bytes)} per rank, {request.weights.value}",
         "  experts": f"{gib(plan.expert_bytes)} of it",
@@ -52,10 +52,23 @@ def _text(plan: MemoryPlan) -> dict[str, object]:
         if fits
         else "none: the weights leave no room; more ranks share them",
         "largest batch": f"{plan.largest_batch:,} requests of {plan.batch_context:,} tokens on all ranks together",
+        "  pages": f"{gib(plan.batch_page_bytes)} per rank then",
+        "  rings": f"{plan.batch_ring_bytes / 2**20:.2f} MiB per rank",
+        "  drafter rings": f"{plan.batch_drafter_bytes / 2**20:.2f} MiB per rank",
     }
+    if mesh.num_ranks > 1:
+        figures["  host memory"] = (
+            f"{gib(plan.host_bytes)} of the first node: its first rank copies the cache of all groups there"
+        )
+    if not report.is_met:
+        figures["note"] = (
+            f"this checkpoint cannot be served: {report.summary()} (see dspark checkpoint validate); planned is what its "
+            "config.json asks for"
+        )
+    return figures
 
 
-def _json(plan: MemoryPlan) -> dict[str, object]:
+def _json(plan: MemoryPlan, report: ContractReport) -> dict[str, object]:
     mesh = plan.request.mesh
     return {
         "dp": mesh.dp,
@@ -73,4 +86,10 @@ def _json(plan: MemoryPlan) -> dict[str, object]:
         "longest_context": plan.longest_context,
         "batch_context": plan.batch_context,
         "largest_batch": plan.largest_batch,
+        "batch_page_bytes": plan.batch_page_bytes,
+        "batch_ring_bytes": plan.batch_ring_bytes,
+        "batch_drafter_bytes": plan.batch_drafter_bytes,
+        "host_bytes": plan.host_bytes,
+        "is_contract_met": report.is_met,
+        "contract_summary": report.summary(),
     }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from common.checkpoint.contract import ContractReport, check_contract
+from common.checkpoint.contract import check_contract
+from common.checkpoint.contract_report import ContractReport
 from common.checkpoint.other_contracts import check_dspark, check_upstream_123
 from services.cli.checkpoint_settings import ValidateSettings
 from services.cli.checkpoints import OpenCheckpoint, checkpoint_failures, open_checkpoint
@@ -34,8 +35,9 @@ def _show(report: ContractReport) -> None:
     for line in report.by_group():
         print(f"  {line}")
     if report.extra:
-        shown = ", ".join(report.extra[:4])
-        print(f"  {len(report.extra)} tensors that nothing takes: {shown}")
+        print(f"  {len(report.extra)} tensors that nothing takes:")
+        for group in report.extra_groups():
+            print(f"    {group}")
     if report.num_classic_mtp:
         print(f"  {report.num_classic_mtp} tensors of a classic MTP layer are not used")
     for note in report.notes:
@@ -53,6 +55,7 @@ def _as_json(report: ContractReport) -> dict[str, object]:
             for f in report.faults
         ],
         "extra": list(report.extra),
+        "extra_groups": {each.group: len(each.names) for each in report.extra_groups()},
         "num_classic_mtp": report.num_classic_mtp,
         "notes": list(report.notes),
     }
@@ -65,7 +68,7 @@ def _read_all(opened: OpenCheckpoint, *, record: bool, is_quiet: bool) -> None:
         checked = read_all(opened.folder, opened.headers, record=record)
     if not is_quiet:
         print(
-            f"read {checked.num_bytes / 1e6:.0f} MB at {checked.mb_per_s:.0f} MB/s: scales are sane; "
+            f"read {checked.num_bytes / 1e6:.0f} MB at {checked.mb_per_s:.0f} MB/s: scales are sane, no matrix is empty; "
             f"{checked.num_digests} of {len(opened.headers)} tensors were compared with a digest"
             + ("; digests written" if record else "")
         )
