@@ -32,6 +32,7 @@ from pydantic_settings import (
 from common.errors import ConfigError
 
 ENV_PREFIX = "DSPARK_"
+_NO_AUTOLOAD = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
@@ -183,6 +184,13 @@ def quiet_native_logs() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
+def load_devices_when_chosen() -> None:
+    """Keep torch from importing every device library that is installed, torch_npu with all of CANN, as soon as it is
+    imported itself: the one that is chosen is imported by name, and what it lacks is told then."""
+    for name, value in _NO_AUTOLOAD.items():
+        os.environ.setdefault(name, value)
+
+
 def native_setting(name: str, value: str) -> None:
     """Tell a native library something that it takes from the environment only; what the environment says is stronger."""
     os.environ.setdefault(name, value)
@@ -192,7 +200,7 @@ def child_environment(num_threads: int) -> dict[str, str]:
     """The environment of a child process that is handed its whole configuration: our own variables are left out,
     because they would be stronger than what the parent resolved."""
     inherited = {name: value for name, value in os.environ.items() if not _is_ours(name)}
-    return inherited | _thread_variables(num_threads)
+    return _NO_AUTOLOAD | inherited | _thread_variables(num_threads)
 
 
 def _showing_only(settings_class: type[SettingsT], shown: Collection[str]) -> type[SettingsT]:

@@ -165,6 +165,12 @@ class WorkerLost(ServingError):
     reason = "WORKER_LOST"
 
 
+class ReplicasDiffer(WorkerLost):
+    """Ranks of a worker hold unlike copies of a request's cache: nothing that they compute can be trusted."""
+
+    reason = "REPLICAS_DIFFER"
+
+
 class EngineFailed(ServingError):
     """The engine of this process is gone, and only another process brings a new one."""
 

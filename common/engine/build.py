@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from common.checkpoint.fingerprint import fingerprint
 from common.checkpoint.read_options import Progress
+from common.claims import RankMemory
 from common.device.ledger import Ledger
 from common.engine.build_rank import build_rank
 from common.engine.engine import Engine
@@ -24,10 +25,15 @@ class LoadedEngine:
     model_config: ModelConfig
     layout: CacheLayout
     fingerprint: str
+    """Of the target, which is what the served model is known by."""
     num_pages: int
     num_slots: int
     ledger: Ledger
-    """The memory of the first rank's device."""
+    """Of this process, which is the first rank."""
+    memory: tuple[RankMemory, ...]
+    """What every rank holds, in their order."""
+    drafter_fingerprint: str = ""
+    """Empty without a drafter."""
 
     @property
     def max_context_length(self) -> int:
@@ -42,17 +48,22 @@ def build_engine(settings: EngineSettings, *, on_progress: Progress | None = Non
     With a mesh of several ranks the others' processes are started, or waited for on other nodes; this one is the first.
     """
     ranks: Ranks
+    memory: tuple[RankMemory, ...]
     if settings.mesh.num_ranks == 1:
         built = build_rank(settings, on_progress=on_progress)
-        ranks = OneRank(built.runner)
+        ranks, memory = OneRank(built.runner), (built.ledger.of_rank(0),)
     else:
-        ranks, built = start_mesh(settings, on_progress=on_progress)
+        started = start_mesh(settings, on_progress=on_progress)
+        ranks, built, memory = started.ranks, started.first, started.memory
+    found = fingerprint(settings.checkpoint_dir)
     return LoadedEngine(
         Engine(ranks, built.sizes.engine_config),
         built.runner.model.config,
         built.runner.pool.layout,
-        fingerprint(settings.checkpoint_dir),
+        found.target,
         built.sizes.num_pages,
         built.sizes.num_slots,
         built.ledger,
+        memory,
+        found.drafter,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from common.claims import MemoryKind
 from common.device.backend import Backend, DeviceMemory
-from common.device.ledger import Ledger, MemoryKind
+from common.device.ledger import Ledger
 from common.engine.budget import Budget, CacheNeed, num_pages_within
 from common.engine.settings import EngineSettings
 from common.kv_cache.layout import DRAFTER_REGION, Retention
@@ -13,6 +14,9 @@ from common.kv_cache.pool import CachePool
 from common.model.dspark import DSparkModel
 from common.model.memory import held_tensors
 from common.parallel.collectives import Communicator
+
+HOST_COPY = "cache of all groups"
+"""Owner of what the first rank of a mesh keeps in host memory for hand-offs, its own part on a CPU left out."""
 
 
 def ledger_of(model: DSparkModel) -> Ledger:
@@ -25,14 +29,23 @@ def ledger_of(model: DSparkModel) -> Ledger:
     return ledger
 
 
-def enter_cache(ledger: Ledger, pool: CachePool) -> None:
-    """Every region is an owner of its own."""
+def enter_cache(ledger: Ledger, pool: CachePool, whole: CachePool | None = None) -> None:
+    """Every region is an owner of its own.
+
+    `whole` is the first rank's copy of all groups' cache in host memory, of which a CPU's `pool` is a part.
+    """
+    if whole is not None:
+        tensors = [buffer.tensor for buffer in whole.buffers.values()]
+        ledger.claim(HOST_COPY, MemoryKind.HOST, tensors)
     for name, buffer in pool.buffers.items():
         if buffer.region.retention is Retention.PAGED:
             kind = MemoryKind.PAGES
         else:
             kind = MemoryKind.DRAFTER if name == DRAFTER_REGION else MemoryKind.RINGS
-        ledger.claim(name, kind, [buffer.tensor])
+        if whole is not None and pool.shares_memory_with(whole):
+            ledger.claim_part(name, kind, buffer.tensor)
+        else:
+            ledger.claim(name, kind, [buffer.tensor])
 
 
 def budget_of(

@@ -47,7 +47,7 @@ class StateExchange:
         self._groups = groups
         self._pool = pool
         self._whole = whole
-        self._shares_memory = whole is not None and pool.device.type == "cpu"
+        self._shares_memory = whole is not None and pool.shares_memory_with(whole)
 
     def adopt(self, request: Request) -> None:
         """A request with computed rows joins its group: its ranks get the rows from the first rank."""

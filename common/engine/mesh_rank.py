@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from common.engine.advance import advance_chunk, advance_round
 from common.engine.clock import PhaseClock
 from common.engine.exchange import StateExchange
 from common.engine.messages import StepMessage, outputs_to_bytes
 from common.engine.outputs import RequestOutput
+from common.engine.replica_check import require_equal_replicas
 from common.engine.request import Request
 from common.engine.runner import Runner, StepRows
 from common.engine.scheduler import ScheduledRequest
-from common.kv_cache.replicas import row_digests
 from common.parallel.collectives import Communicator
 from common.parallel.link import Link
 from common.types import RequestId
@@ -48,27 +46,19 @@ class MeshRank:
     def run(
         self, step: Sequence[ScheduledRequest], rows: StepRows, clock: PhaseClock
     ) -> list[RequestOutput | None]:
-        """This rank's group's part of a step, which all ranks run at the same time."""
+        """This rank's group's part of a step, which all ranks run at the same time.
+
+        Raises ReplicasDiffer when replicas are checked and are not equal.
+        """
         outputs = self.runner.run(step, rows, clock)
         if self._checks_replicas:
             for scheduled, output in zip(step, outputs, strict=True):
-                self._require_equal_replicas(scheduled, output)
+                num_computed = scheduled.request.num_computed + scheduled.num_tokens
+                num_accepted = output.num_accepted if output else 0
+                require_equal_replicas(
+                    self.runner.pool, self.comm, scheduled.request, num_computed + num_accepted
+                )
         return outputs
-
-    def _require_equal_replicas(
-        self, scheduled: ScheduledRequest, output: RequestOutput | None
-    ) -> None:
-        """Compare a request's rows over the ranks of its group: all of them go on from the same state."""
-        request = scheduled.request
-        num_accepted = output.num_accepted if output else 0
-        num_tokens = request.num_computed + scheduled.num_tokens + num_accepted
-        digests = row_digests(self.runner.pool, request.block_table, request.slot, num_tokens)
-        device = self.runner.model.device  # which the group's collectives may be bound to
-        everywhere = self.comm.tp.gather(torch.tensor(list(digests.values()), device=device))
-        for name, values in zip(digests, torch.stack(everywhere).T.tolist(), strict=True):
-            assert len(set(values)) == 1, (
-                f"{request.request_id}: replicas of region {name} differ at {num_tokens} tokens: {values}"
-            )
 
 
 class Follower:

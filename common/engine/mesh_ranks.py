@@ -11,11 +11,12 @@ from common.engine.clock import PhaseClock
 from common.engine.mesh_rank import MeshRank
 from common.engine.messages import PlannedRun, StepMessage, outputs_from_bytes
 from common.engine.outputs import RequestOutput
+from common.engine.rank_losses import Losses
 from common.engine.rank_processes import RankProcesses
 from common.engine.ranks import GroupSteps
 from common.engine.request import OnComputed, Request
 from common.engine.runner import StepRows
-from common.errors import WorkerLost
+from common.errors import ReplicasDiffer, WorkerLost
 from common.kv_cache.pool import CachePool
 from common.types import RequestId
 
@@ -25,13 +26,16 @@ logger = logging.getLogger(__name__)
 class MeshRanks:
     """All ranks of a mesh, as an engine's `Ranks`.
 
-    `whole` is the cache of all groups in host memory, `processes` are this node's other ranks.
+    `whole` is the cache of all groups in host memory, `processes` are this node's other ranks, `losses` knows of all.
     """
 
-    def __init__(self, rank: MeshRank, whole: CachePool, processes: RankProcesses) -> None:
+    def __init__(
+        self, rank: MeshRank, whole: CachePool, processes: RankProcesses, losses: Losses
+    ) -> None:
         self._rank = rank
         self._whole = whole
         self._processes = processes
+        self._losses = losses
         self._is_lost = False
         mesh = rank.comm.shard.mesh
         self.num_groups = mesh.dp
@@ -56,7 +60,8 @@ class MeshRanks:
     def run(
         self, steps: GroupSteps, clock: PhaseClock, on_computed: OnComputed | None
     ) -> list[list[RequestOutput | None]]:
-        """Raises WorkerLost when a rank is gone, OutOfMemoryError when this one ran out; the mesh is of no use then.
+        """Raises WorkerLost when a rank is gone, or ReplicasDiffer, and OutOfMemoryError when this one ran out; the mesh is
+        of no use then.
 
         Rows are published when the step has ended, so `on_computed` has nothing to hear.
         """
@@ -69,8 +74,8 @@ class MeshRanks:
             self._rank.publish(0, steps[0])
             with clock.phase("copy"):
                 outputs += [self._collect(group, steps) for group in range(1, self.num_groups)]
-        except torch.OutOfMemoryError:
-            # No rank is to blame; the others wait for us in the middle of the step.
+        except (torch.OutOfMemoryError, ReplicasDiffer):
+            # No rank is gone; the others wait for us in the middle of the step.
             self._is_lost = True
             raise
         except RuntimeError as error:
@@ -140,7 +145,7 @@ class MeshRanks:
 
     def _lost(self, error: RuntimeError) -> WorkerLost:
         self._is_lost = True
-        return WorkerLost(self._processes.why_lost() or f"the first rank failed: {error}")
+        return WorkerLost(self._losses.why(error) or f"the first rank failed: {error}")
 
 
 def _is_of(change: Request | RequestId, request_id: RequestId) -> bool:

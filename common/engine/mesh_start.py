@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -14,11 +14,13 @@ from torch._C._distributed_c10d import TCPStore
 
 from common.checkpoint.loader import load_config
 from common.checkpoint.read_options import Progress
+from common.claims import RankMemory
 from common.device.select import open_backend
 from common.engine.build_rank import BuiltRank, Sizes, build_rank
 from common.engine.exchange import StateExchange, open_groups
 from common.engine.mesh_rank import Follower, MeshRank
 from common.engine.mesh_ranks import MeshRanks
+from common.engine.rank_losses import Losses, failed_with_another, leave_cause
 from common.engine.rank_processes import RankProcesses
 from common.engine.settings import EngineSettings
 from common.errors import ConfigError, WorkerLost
@@ -30,10 +32,10 @@ from common.parallel.shard import Shard
 
 POLL_S = 0.02
 LOOPBACK = "127.0.0.1"
-FAILED = "failed"
-"""Where the store has what kept a rank from starting."""
 NUM_THREADS = "num_threads"
 """Where the store has how many threads every rank computes with."""
+MEMORY = "memory"
+"""Where the store has what each rank holds, once all are ready."""
 
 Meet = Callable[[str], None]
 """Returns when all ranks have come to a stage, which it names.
@@ -43,9 +45,17 @@ another node may take to come, or a slow disk to be read.
 """
 
 
-def start_mesh(
-    settings: EngineSettings, *, on_progress: Progress | None = None
-) -> tuple[MeshRanks, BuiltRank]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedMesh:
+    """A mesh whose ranks are ready to run, as the first one sees it."""
+
+    ranks: MeshRanks
+    first: BuiltRank
+    memory: tuple[RankMemory, ...]
+    """What every rank holds, in their order."""
+
+
+def start_mesh(settings: EngineSettings, *, on_progress: Progress | None = None) -> StartedMesh:
     """Start this node's other ranks, meet those of other nodes, and load. This process is the first rank.
 
     Raises WorkerLost, CheckpointError or ConfigError with the first cause when a rank does not come that far.
@@ -64,12 +74,13 @@ def start_mesh(
     processes = RankProcesses(
         settings, range(1, num_local), address=f"{host}:{store.port}", num_threads=num_threads
     )
+    losses = Losses(processes, store, num_nodes=settings.rendezvous.num_nodes)
     try:
-        meet = functools.partial(_gather, store, range(1, world), settings, processes.why_lost_now)
+        meet = functools.partial(_gather, store, range(1, world), settings, losses.why_now)
         rank, built = _join(settings, store, meet, on_progress=on_progress)
     except BaseException as error:
         # What the others do meanwhile fails because one of them has.
-        reason = processes.why_lost() if isinstance(error, RuntimeError) else None
+        reason = losses.why(error) if isinstance(error, RuntimeError) else None
         processes.kill()
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -77,7 +88,13 @@ def start_mesh(
             raise WorkerLost(reason) from error
         raise
     assert built.whole is not None
-    return MeshRanks(rank, built.whole, processes), built
+    return StartedMesh(
+        ranks=MeshRanks(rank, built.whole, processes, losses),
+        first=built,
+        memory=tuple(
+            RankMemory.from_json(store.get(f"{MEMORY}/{each}").decode()) for each in range(world)
+        ),
+    )
 
 
 def start_node(settings: EngineSettings) -> RankProcesses:
@@ -102,13 +119,13 @@ def run_follower(settings: EngineSettings, *, rank: int, local_rank: int, addres
     meet = functools.partial(_arrive, store, rank)
     try:
         mesh_rank, _ = _join(settings, store, meet, rank=rank, local_rank=local_rank)
+        Follower(mesh_rank).follow()
     except Exception as error:
-        # The first rank hears of the end of its own node's processes only. Whoever is first is the cause.
-        shard, reason = Shard(mesh=settings.mesh, rank=rank), str(error).partition("\n")[0]
-        with contextlib.suppress(RuntimeError):
-            store.compare_set(FAILED, "", f"{shard} failed: {reason}")
+        # The first rank hears of the end of its own node's processes only.
+        if not failed_with_another(error):
+            shard, reason = Shard(mesh=settings.mesh, rank=rank), str(error).partition("\n")[0]
+            leave_cause(store, f"{shard} failed: {reason}")
         raise
-    Follower(mesh_rank).follow()
 
 
 def _join(
@@ -144,6 +161,7 @@ def _join(
     )
     exchange = StateExchange(shard, groups, built.runner.pool, built.whole)
     link = Link(rank)
+    store.set(f"{MEMORY}/{rank}", built.ledger.of_rank(rank).to_json())
     meet("ready")
     return MeshRank(built.runner, exchange, link, checks_replicas=settings.checks_replicas), built
 
@@ -199,8 +217,6 @@ def _gather(
     while missing := [rank for rank in missing if not store.check([f"{stage}/{rank}"])]:
         if (reason := why_lost()) is not None:
             raise WorkerLost(reason)
-        if store.check([FAILED]):
-            raise WorkerLost(store.get(FAILED).decode())
         if time.monotonic() > deadline:
             raise WorkerLost(
                 f"ranks {', '.join(map(str, missing))} of {settings.mesh} were not {stage} "

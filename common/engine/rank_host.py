@@ -1,7 +1,8 @@
 """A process that imports everything once and forks ranks: `python -m common.engine.rank_host`, ordered on standard input.
 
-Tells on standard output, one JSON line, of the first rank that ends before its time, and kills the others then. When
-its standard input is closed, whoever started it is gone or done with it, and it ends with all ranks.
+Tells on standard output, one JSON line, of the first rank that ends before its time, and kills the others then; where a
+mesh has several nodes, the first of them is told, too. When its standard input is closed, whoever started it is gone or
+done with it, and it ends with all ranks.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from common.engine.mesh_start import run_follower
+from common.engine.rank_losses import ELSEWHERE, failed_with_another, leave_cause_at
 from common.engine.settings import EngineSettings
 from common.parallel.shard import Shard
 from common.telemetry.logging import configure_logging
@@ -30,6 +33,18 @@ SETTLE_S = 1.0
 """How long the end of the rank that pulled others along may be seen after theirs."""
 PIPE_BYTES = 4096
 """What a pipe takes in one piece."""
+REASON_LENGTH = 1000
+"""Characters, so that a line fits such a piece."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Of a rank, before its time."""
+
+    rank: int
+    how: str
+    is_cause: bool = True
+    """False where it has only lost another one."""
 
 
 def main() -> NoReturn:
@@ -44,7 +59,7 @@ def main() -> NoReturn:
             _be_rank(settings, order, rank, to_reasons)
         ranks[pid] = rank
     threading.Thread(target=_follow_parent, args=(tuple(ranks),), daemon=True).start()
-    _watch(settings, ranks, reasons)
+    _watch(settings, order["address"], ranks, reasons)
 
 
 def _be_rank(settings: EngineSettings, order: dict[str, Any], rank: int, reasons: int) -> NoReturn:
@@ -57,21 +72,31 @@ def _be_rank(settings: EngineSettings, order: dict[str, Any], rank: int, reasons
         code = OK
     except Exception as error:
         # One write, so that lines of several processes do not mix.
-        os.write(reasons, f"{rank} {str(error).partition(chr(10))[0]}\n".encode()[:PIPE_BYTES])
+        line = json.dumps(asdict(_end_by(error, rank)), ensure_ascii=False) + "\n"
+        os.write(reasons, line.encode())
         logger.debug("rank %d failed", rank, exc_info=True)
     finally:
         os._exit(code)
 
 
-def _watch(settings: EngineSettings, ranks: dict[int, int], reasons: int) -> NoReturn:
+def _end_by(error: Exception, rank: int) -> End:
+    reason = str(error).partition("\n")[0][:REASON_LENGTH]
+    if failed_with_another(error):
+        return End(rank=rank, how=f"lost another rank: {reason}", is_cause=False)
+    return End(rank=rank, how=f"failed: {reason}")
+
+
+def _watch(settings: EngineSettings, address: str, ranks: dict[int, int], reasons: int) -> NoReturn:
     """Wait for all ranks; when one ends before its time, find out which was first, tell, and end the others."""
     left = dict(ranks)
     while left:
         pid, status = os.wait()
         rank = left.pop(pid)
         if status:
-            ended = {rank: status} | _settle(left)
-            _tell(f"{Shard(mesh=settings.mesh, rank=_first(ended))} {_cause(ended, reasons)}")
+            ended = {rank: status}
+            if not os.WIFSIGNALED(status):
+                ended |= _settle(left)
+            _tell(settings, address, first_to_end(ended, reasons))
             _kill(left)
             for _ in left:
                 os.wait()
@@ -92,25 +117,24 @@ def _settle(left: dict[int, int]) -> dict[int, int]:
     return ended
 
 
-def _first(ended: dict[int, int]) -> int:
-    """The rank that pulled the others along: one that was killed before one that failed."""
-    return next(
-        (rank for rank, status in ended.items() if os.WIFSIGNALED(status)), next(iter(ended))
-    )
+def first_to_end(ended: dict[int, int], reasons: int) -> End:
+    """The rank that pulled the others along, and how it ended.
 
-
-def _cause(ended: dict[int, int], reasons: int) -> str:
-    status = ended[_first(ended)]
-    if os.WIFSIGNALED(status):
-        return _how_it_was_killed(status)
+    One that was killed comes before those that failed. Of these the first to end is the first that said why: several that
+    have ended are reaped in any order.
+    """
+    for rank, status in ended.items():
+        if os.WIFSIGNALED(status):
+            return End(rank=rank, how=_how_it_was_killed(status))
     os.set_blocking(reasons, False)
+    said: list[End] = []
     with contextlib.suppress(BlockingIOError):
-        # The first to fail was the first to write.
-        for line in os.read(reasons, PIPE_BYTES).decode(errors="replace").splitlines():
-            rank, _, reason = line.partition(" ")
-            if int(rank) == _first(ended):
-                return f"failed: {reason}"
-    return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
+        lines = os.read(reasons, 16 * PIPE_BYTES).splitlines()
+        said = [End(**json.loads(line)) for line in lines]
+    if said:
+        return next((end for end in said if end.is_cause), said[0])
+    rank, status = next(iter(ended.items()))
+    return End(rank=rank, how=f"ended with exit code {os.waitstatus_to_exitcode(status)}")
 
 
 def _how_it_was_killed(status: int) -> str:
@@ -136,8 +160,15 @@ def _kill(pids: Iterable[int]) -> None:
             continue
 
 
-def _tell(reason: str) -> None:
-    print(json.dumps({"reason": reason}), flush=True)
+def _tell(settings: EngineSettings, address: str, end: End) -> None:
+    is_one_of_many = settings.rendezvous.num_nodes > 1
+    who = Shard(mesh=settings.mesh, rank=end.rank)
+    reason = ELSEWHERE if is_one_of_many and not end.is_cause else f"{who} {end.how}"
+    # Whoever started this may be what the ranks have lost.
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps({"reason": reason}), flush=True)
+    if is_one_of_many and end.is_cause:
+        leave_cause_at(address, reason)
 
 
 if __name__ == "__main__":

@@ -112,5 +112,6 @@ class RankProcesses:
         """Only the first is news, and none is once the ranks are to end."""
         if self._reason is None and not self._is_ending:
             self._reason = reason
-            logger.error("%s", reason)
+            # Whoever runs steps, or waits for the ranks, fails with it and says so.
+            logger.debug("%s", reason)
             self._has_news.set()

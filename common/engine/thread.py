@@ -7,16 +7,17 @@ neither a command nor work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
-from common.engine.request import OnComputed, Request, StepReport
+from common.engine.crossing import Crossing, Loop, Report, Steps
+from common.engine.request import Request
 from common.errors import WorkerLost
 from common.types import RequestId
 
@@ -26,83 +27,14 @@ NICENESS = 10
 """Of the engine thread, and of the threads that its matrix products start: a CPU that is wanted by all goes to the event
 loops first, whose few milliseconds others wait for."""
 
+STOP_TIMEOUT_S = 10.0
+"""For the step that runs when a worker ends; its process does not wait for a device that does not answer."""
+
 IDLE_S = 1.0
 """How often an engine that sleeps is asked to keep its other ranks awake; so soon it notices that one is gone."""
 
 
-class Steps(Protocol):
-    """What the crossing needs of an engine; `Engine` is one. Called on the engine thread only."""
-
-    @property
-    def has_work(self) -> bool: ...
-    def add(self, request: Request, /) -> None: ...
-    def remove(self, request_id: RequestId, /) -> Request | None: ...
-    def commit(self, request_id: RequestId, round_number: int, /) -> None: ...
-    def step(self, on_computed: OnComputed | None = None, /) -> StepReport: ...
-    def keep_alive(self) -> None: ...
-    def close(self) -> None: ...
-
-
-Command = Callable[[Steps], None]
-Report = TypeVar("Report")
 Result = TypeVar("Result")
-Loop = Callable[[Steps, "Crossing[Report]"], None]
-"""A service's engine loop: runs on the engine thread until the crossing closes."""
-
-
-class Crossing(Generic[Report]):
-    """The engine thread's side: where a loop takes commands and leaves reports."""
-
-    def __init__(
-        self, emit: Callable[[Report], None], clock: Callable[[], float], idle_s: float
-    ) -> None:
-        self.emit = emit
-        """Hand a report to the event loop; returns at once."""
-        self._clock = clock
-        self._idle_s = idle_s
-        self._commands: deque[Command] = deque()
-        self._changed = threading.Condition()
-        self._is_open = True
-        self._busy_since: float | None = None
-
-    def take_commands(
-        self, *, wait: bool, idle: Callable[[], None] = lambda: None
-    ) -> list[Command] | None:
-        """All commands since the last call, in order; None once closed.
-
-        With `wait`, sleeps until there is one, and calls `idle` every `idle_s` meanwhile.
-        """
-        self._busy_since = None
-        while wait and not self._sleep():
-            idle()
-        with self._changed:
-            commands = list(self._commands)
-            self._commands.clear()
-            self._busy_since = self._clock()
-            return commands if self._is_open else None
-
-    def _sleep(self) -> bool:
-        """Wait for a command or the end; False when neither came within `idle_s`."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: bool(self._commands) or not self._is_open, self._idle_s
-            )
-
-    def put(self, command: Command) -> None:
-        with self._changed:
-            self._commands.append(command)
-            self._changed.notify()
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_open = False
-            self._changed.notify()
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds since the engine last came by for commands; 0 while it sleeps."""
-        since = self._busy_since
-        return 0.0 if since is None else self._clock() - since
 
 
 class EngineThread(Generic[Report]):
@@ -144,11 +76,23 @@ class EngineThread(Generic[Report]):
     def start(self) -> None:
         self._thread.start()
 
-    async def stop(self) -> None:
-        """End the loop after its current step and wait for it."""
-        self._crossing.close()
-        if self._thread.is_alive():
-            await self._ended.wait()
+    async def stop(self, *, after: Awaitable[object] | None = None) -> None:
+        """End the loop after its current step, and after what still needs it; wait for both, `STOP_TIMEOUT_S` at most.
+
+        A step that takes longer is left to end with the process, which must be about to: whoever waits for the engine
+        is told that it has ended, and nothing may use its memory any more.
+        """
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                if after is not None:
+                    await asyncio.shield(after)
+                self._crossing.close()
+                if self._thread.is_alive():
+                    await self._ended.wait()
+        except TimeoutError:
+            logger.error("the engine's step has not ended in %s s and is left", STOP_TIMEOUT_S)
+            self._crossing.close()
+            self._end(None)
 
     @property
     def has_crashed(self) -> bool:
@@ -174,7 +118,11 @@ class EngineThread(Generic[Report]):
         self._crossing.put(lambda engine: engine.commit(request_id, round_number))
 
     async def remove(self, request_id: RequestId) -> Request | None:
-        """Take a request back; its slot and pages may be reused once this returns. None when it was not there."""
+        """Take a request back; its slot and pages may be reused once this returns. None when it was not there.
+
+        Takes as long as the current step, for nothing else makes the memory safe to reuse, so only what frees memory waits
+        here. A step without an end fails the liveness probe; `stop` ends this wait.
+        """
         if self._ended.is_set():
             return None
         removed: asyncio.Future[Request | None] = self._events.create_future()
@@ -224,7 +172,8 @@ class EngineThread(Generic[Report]):
             self._engine.close()
         except Exception:
             logger.exception("the engine cannot be closed; it ends with this process")
-        self._events.call_soon_threadsafe(self._end, crash)
+        with contextlib.suppress(RuntimeError):  # the event loop ended first: this step was left
+            self._events.call_soon_threadsafe(self._end, crash)
 
     def _emit(self, report: Report) -> None:
         self.num_steps += self._ends_step(report)

@@ -77,6 +77,16 @@ class CacheLayout:
 
     regions: tuple[Region, ...]
 
+    @property
+    def target(self) -> CacheLayout:
+        """Without the drafter's region, which is the last: what a request cannot go on without."""
+        return CacheLayout(regions=tuple(r for r in self.regions if r.name != DRAFTER_REGION))
+
+    @property
+    def drafter(self) -> CacheLayout:
+        """The drafter's region alone, or nothing."""
+        return CacheLayout(regions=tuple(r for r in self.regions if r.name == DRAFTER_REGION))
+
     def region(self, name: str) -> Region:
         return next(region for region in self.regions if region.name == name)
 

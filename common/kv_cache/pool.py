@@ -82,6 +82,14 @@ class CachePool:
         }
         return part
 
+    def shares_memory_with(self, other: CachePool) -> bool:
+        """Whether what is written to one is there for the other, as between a whole and its part."""
+        return any(
+            buffer.tensor.untyped_storage().data_ptr()
+            == other.buffers[name].tensor.untyped_storage().data_ptr()
+            for name, buffer in self.buffers.items()
+        )
+
     def scrub(self, slot: int, num_tokens: int, *, drafter_from: int = 0) -> None:
         """Zero what earlier owners left in a slot's rings.
 

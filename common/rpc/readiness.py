@@ -21,7 +21,7 @@ async def follow_health(
     on_ready: Callable[[], None] | None = None,
     period_s: float = 0.5,
 ) -> None:
-    """Report over gRPC what the probes say, until cancelled; each change is logged with its reason.
+    """Report over gRPC what the probes say, until cancelled; each change is logged with its reason, once.
 
     Looks every `period_s`, and at once when `changed` is set. `on_ready` is called the first time that all is well.
     """
@@ -39,7 +39,7 @@ async def follow_health(
         if was_ready is not (unready is None):
             was_ready = unready is None
             await server.set_ready(was_ready)
-            if unready is not None:
+            if unready is not None and dead is None:
                 logger.warning("not ready: %s", unready)
         if unready is None and on_ready is not None:
             on_ready()

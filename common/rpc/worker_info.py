@@ -7,10 +7,25 @@ import time
 from dataclasses import dataclass, field
 from importlib import metadata
 
+from common.claims import RankMemory
 from common.telemetry.metrics.process import ProcessMetrics
 from dspark.v1 import worker_pb2
 
 DISTRIBUTION = "dspark-serving"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMesh:
+    """How a worker's ranks are arranged: `tp` of them in each of `dp` groups, experts spread over `ep`."""
+
+    dp: int = 1
+    tp: int = 1
+    ep: int = 1
+    device: str = "cpu"
+    """Kind of device."""
+
+    def __str__(self) -> str:
+        return f"DP{self.dp} x TP{self.tp} EP{self.ep}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +40,13 @@ class WorkerIdentity:
     draft_length: int
     num_pages: int
     num_slots: int
-    num_groups: int = 1
-    """Data parallel groups, which have equal parts of pages and slots; a request fits into one part."""
+    mesh: WorkerMesh = field(default_factory=WorkerMesh)
+    """Its data parallel groups have equal parts of pages and slots; a request fits into one part."""
+    memory: tuple[RankMemory, ...] = ()
+    """Of all ranks, in their order."""
     transfer_engines: tuple[str, ...]
     """Best first."""
     computes_prompts: bool = False
-    details: dict[str, str] = field(default_factory=dict)
-    """Further figures that do not change, for people."""
     generation: str = field(default_factory=lambda: secrets.token_hex(8))
     """Changes when the process restarts."""
     started_at: float = field(default_factory=time.monotonic)
@@ -76,8 +91,29 @@ def worker_info_to_pb(identity: WorkerIdentity, load: WorkerLoad) -> worker_pb2.
         safe_to_delete=load.safe_to_delete,
         computes_prompts=identity.computes_prompts,
         uptime_s=time.monotonic() - identity.started_at,
-        details={**identity.details, **load.details},
+        details=load.details,
         transfer_engines=identity.transfer_engines,
+        mesh=_mesh_to_pb(identity.mesh),
+        memory=[_memory_to_pb(memory) for memory in identity.memory],
+    )
+
+
+def _mesh_to_pb(mesh: WorkerMesh) -> worker_pb2.WorkerMesh:
+    return worker_pb2.WorkerMesh(
+        dp=mesh.dp, tp=mesh.tp, ep=mesh.ep, num_ranks=mesh.dp * mesh.tp, device=mesh.device
+    )
+
+
+def _memory_to_pb(memory: RankMemory) -> worker_pb2.RankMemory:
+    return worker_pb2.RankMemory(
+        rank=memory.rank,
+        device=memory.device,
+        claims=[
+            worker_pb2.MemoryClaim(
+                owner=claim.owner, kind=claim.kind.value, num_bytes=claim.num_bytes
+            )
+            for claim in memory.claims
+        ],
     )
 
 
@@ -92,6 +128,8 @@ def describe(identity: WorkerIdentity, metrics: ProcessMetrics, **settings: obje
             "num_slots": identity.num_slots,
             "transfer_engines": ",".join(identity.transfer_engines),
             "computes_prompts": identity.computes_prompts,
+            "mesh": identity.mesh,
+            "device": identity.mesh.device,
             **settings,
         }
     )

@@ -7,7 +7,7 @@ from typing import cast
 
 from dspark import types
 from dspark.v1 import inference_service_pb2 as pb
-from dspark.v1 import types_pb2
+from dspark.v1 import types_pb2, worker_pb2
 
 Message = types.ChatMessage | Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -122,6 +122,36 @@ def server_info_from_pb(response: pb.GetServerInfoResponse) -> types.ServerInfo:
         queued_requests=response.queued_requests,
         running_requests=response.running_requests,
         details=dict(response.details),
+        workers={address: _worker_info_from_pb(info) for address, info in response.workers.items()},
+    )
+
+
+def _worker_info_from_pb(info: worker_pb2.WorkerInfo) -> types.WorkerInfo:
+    mesh = info.mesh
+    return types.WorkerInfo(
+        role=info.role,
+        version=info.version,
+        uptime_s=info.uptime_s,
+        num_pages=info.num_pages,
+        num_free_pages=info.num_free_pages,
+        num_slots=info.num_slots,
+        num_free_slots=info.num_free_slots,
+        mesh=types.WorkerMesh(
+            dp=mesh.dp, tp=mesh.tp, ep=mesh.ep, num_ranks=mesh.num_ranks, device=mesh.device
+        ),
+        memory=tuple(_rank_memory_from_pb(memory) for memory in info.memory),
+        details=dict(info.details),
+    )
+
+
+def _rank_memory_from_pb(memory: worker_pb2.RankMemory) -> types.RankMemory:
+    return types.RankMemory(
+        rank=memory.rank,
+        device=memory.device,
+        claims=tuple(
+            types.MemoryClaim(owner=claim.owner, kind=claim.kind, num_bytes=claim.num_bytes)
+            for claim in memory.claims
+        ),
     )
 
 

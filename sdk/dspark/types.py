@@ -169,6 +169,60 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMesh:
+    """How the ranks of a worker are arranged."""
+
+    dp: int
+    """Data parallel groups, which have requests and cache of their own."""
+    tp: int
+    """Ranks of each group."""
+    ep: int
+    """Ranks that routed experts are spread over; 1 where every group has all experts."""
+    num_ranks: int
+    device: str
+    """Kind of device that they compute on: cpu, cuda or npu."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryClaim:
+    """Memory of one owner; every buffer has exactly one."""
+
+    owner: str
+    kind: str
+    """weights, pages, rings, drafter or workspace on the device; host is a copy in the node's memory."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """What one rank of a worker holds for as long as it lives."""
+
+    rank: int
+    device: str
+    """As the rank's own node calls it, such as `cuda:3`."""
+    claims: tuple[MemoryClaim, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """What a worker has last said of itself."""
+
+    role: str
+    version: str
+    uptime_s: float
+    num_pages: int
+    num_free_pages: int
+    num_slots: int
+    """Requests that it may hold at once."""
+    num_free_slots: int
+    mesh: WorkerMesh
+    memory: tuple[RankMemory, ...]
+    """Of its ranks, in their order."""
+    details: dict[str, str]
+    """Figures by name; for people, not for programs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
     """The state of the server that answered."""
 
@@ -179,6 +233,8 @@ class ServerInfo:
     running_requests: int
     details: dict[str, str]
     """Figures and settings by name; for people, not for programs."""
+    workers: dict[str, WorkerInfo]
+    """By host:port; those that the server has heard of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

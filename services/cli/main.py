@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.config import load, quiet_native_logs
+from common.config import load, load_devices_when_chosen, quiet_native_logs
 from common.errors import ConfigError
 from services.cli.bench_settings import TransferBenchSettings
 from services.cli.checkpoint_settings import (
@@ -136,19 +138,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("dspark", _unknown(name), EXIT_CONFIG)
     program = f"dspark {name}"
     quiet_native_logs()
+    load_devices_when_chosen()
     try:
         settings = load(
             command.settings, rest, program=program, shown=command.shown, flat=command.flat
         )
         module = importlib.import_module(f"services.cli.commands.{name.replace(' ', '_')}")
         exit_code: int = module.run(settings)
+        sys.stdout.flush()
     except ConfigError as error:
         return _fail(program, str(error), EXIT_CONFIG)
     except Failure as failure:
         return _fail(program, failure.cause, failure.exit_code)
     except KeyboardInterrupt:
         return 128 + 2
+    except BrokenPipeError:
+        if _is_read():
+            raise
+        # `head` has seen enough. What is left must go somewhere when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
     return exit_code
+
+
+def _is_read() -> bool:
+    """Whether anybody still takes what is printed; it was another pipe that broke then."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)  # errors are told unasked
+    return not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _overview() -> str:

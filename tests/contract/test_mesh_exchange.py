@@ -1,4 +1,5 @@
-"""Four real ranks: state of any group comes to the first rank and goes on from there, and the death of a rank is named."""
+"""Four real ranks: state of any group comes to the first rank and goes on from there, all of them say what memory they hold,
+and the death of a rank is named."""
 
 from __future__ import annotations
 
@@ -6,18 +7,30 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from common.claims import MemoryKind, RankMemory
+from common.engine import build_rank
 from common.engine.build import LoadedEngine, build_engine
+from common.engine.build_rank import Sizes
+from common.engine.device_memory import HOST_COPY
 from common.engine.memory import Memory, RequestMemory
 from common.engine.messages import StepMessage
 from common.engine.request import Draft, Request, Role
 from common.engine.settings import EngineSettings
 from common.errors import WorkerLost
-from common.kv_cache.layout import DRAFTER_REGION, Region, Retention
+from common.kv_cache.blocks import num_block_bytes
+from common.kv_cache.layout import DRAFTER_REGION, Region, Retention, num_pages_for
+from common.kv_cache.pool import CachePool
+from common.model.cache_layout import cache_layout
 from common.model.config import ModelConfig
+from common.model.dspark import DSparkModel
+from common.parallel.collectives import Communicator
 from common.parallel.link import FRAME_BYTES
 from common.parallel.mesh import MeshShape
 from common.types import RequestId, SamplingParams
@@ -42,11 +55,12 @@ class Loaded:
 
     bench: MeshBench
     settings: EngineSettings
+    memory: tuple[RankMemory, ...]
 
-    def add(self, length: int, role: Role) -> Request:
+    def add(self, length: int, role: Role, *, num_tokens: int = NUM_TOKENS) -> Request:
         wanted = Wanted(
             prompt=random_tokens(length, seed=length),
-            max_length=length + NUM_TOKENS,
+            max_length=length + num_tokens,
             sampling=GREEDY,
             role=role,
         )
@@ -72,7 +86,7 @@ def load(settings: EngineSettings) -> Loaded:
         num_slots=loaded.num_slots,
         num_groups=loaded.engine.num_groups,
     )
-    return Loaded(MeshBench(loaded.engine, memory), settings)
+    return Loaded(MeshBench(loaded.engine, memory), settings, loaded.memory)
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +146,44 @@ def continued(loaded: Loaded, source: Request, group: int) -> tuple[Request, Req
     return request, room
 
 
+def test_state_moves_as_well_where_the_first_rank_runs_on_other_memory(
+    one: Loaded, settings: EngineSettings
+) -> None:
+    """As on devices: what it runs on is apart from the copy of all groups, which is what hand-offs see. Guards a former
+    gap: without a device, only memory that is both was ever tested. First, since a process is in one mesh at a time."""
+
+    def pools_apart(
+        settings: EngineSettings, sizes: Sizes, model: DSparkModel, comm: Communicator
+    ) -> tuple[CachePool, CachePool]:
+        layout = cache_layout(model.config, dtype=settings.dtype)
+        own, whole = (
+            sizes.pool(layout, num_groups=groups, device=model.device) for groups in (2, 1)
+        )
+        return own, whole
+
+    # The other rank is another process, which has no copy anyway.
+    with mock.patch.object(build_rank, "_pools", pools_apart):
+        apart = load(replace(settings, mesh=MeshShape(dp=2, ep=2)))
+    try:
+        require_state_moves(one, apart)
+        first, _ = apart.memory
+        whole = apart.bench.engine.pool.num_bytes
+        held = first.by_kind()
+        assert held[MemoryKind.HOST] == whole
+        cache = held[MemoryKind.PAGES] + held[MemoryKind.RINGS] + held[MemoryKind.DRAFTER]
+        assert cache == whole // 2
+    finally:
+        apart.bench.engine.close()
+
+
 def test_state_of_both_groups_goes_on_in_the_other_one(one: Loaded, mesh: Loaded) -> None:
     """Rows that a group computed are in the first rank's memory, whoever computed them; ranks that never saw a request get
     them from there. Requests of both groups run in the same steps, and neither group is the first rank's alone."""
+    require_state_moves(one, mesh)
+
+
+def require_state_moves(one: Loaded, mesh: Loaded) -> None:
+    """From each of two groups to the other, with the tokens of one rank before and after."""
     pool = mesh.bench.engine.pool
     sources, expected = [], []
     for length in LENGTHS:
@@ -202,6 +251,76 @@ def test_a_context_that_went_on_since_its_state_was_kept_is_caught_up_with(
     assert any(result.num_draft for result in found.rounds) == has_drafter_rows
     mesh.bench.remove(source)
     mesh.bench.memory.check_integrity()
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_group_that_ends_early_leaves_the_other_to_go_on(
+    one: Loaded, mesh: Loaded, early: int
+) -> None:
+    """Three tokens are three steps at most, and 24 are at least four: a step brings no more than six."""
+    lengths = {early: 3, 1 - early: 24}
+    told = {
+        loaded: [
+            loaded.add(31 + group, Role.GENERATE, num_tokens=lengths[group]) for group in (0, 1)
+        ]
+        for loaded in (one, mesh)
+    }
+    assert [request.group for request in told[mesh]] == [0, 1]
+    reports = mesh.bench.drain()
+    ran = [{result.request.group for result in report.rounds} for report in reports]
+    assert ran[0] == {0, 1} and ran[-1] == {1 - early}
+    one.bench.drain()
+    assert [request.tokens for request in told[mesh]] == [request.tokens for request in told[one]]
+
+
+def test_state_that_arrives_is_told_once_to_all_ranks_of_its_group(
+    mesh: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One broadcast, not a message for each rank that holds a replica."""
+    source = until_first_token(mesh, LENGTHS[0])
+    request, room = continued(mesh, source, 1)
+    broadcast, told = dist.broadcast, list[int]()
+
+    def counted(tensor: torch.Tensor, *, src: int, group: Any = None) -> None:
+        if group is not None:  # what all ranks are told is no state
+            told.append(tensor.nbytes)
+        broadcast(tensor, src=src, group=group)
+
+    def refused(tensor: torch.Tensor, rank: int) -> None:
+        raise AssertionError(f"{tensor.nbytes} bytes for rank {rank} alone")
+
+    monkeypatch.setattr(dist, "broadcast", counted)
+    monkeypatch.setattr(dist, "send", refused)
+    pages = request.block_table[: num_pages_for(request.num_computed)]
+    num_bytes = num_block_bytes(mesh.bench.engine.pool, pages, request.slot)
+    mesh.bench.adopt(request, room)
+    mesh.bench.drain()
+    assert told == [num_bytes]
+    monkeypatch.undo()
+    mesh.bench.remove(source)
+    mesh.bench.memory.check_integrity()
+
+
+def test_all_ranks_say_what_they_hold(one: Loaded, mesh: Loaded) -> None:
+    (alone,) = one.memory
+    first, *others = mesh.memory
+    assert [memory.rank for memory in mesh.memory] == list(range(MESH.num_ranks))
+    assert {memory.device for memory in mesh.memory} == {"cpu"}
+    assert {claim.owner for claim in first.claims} == {
+        HOST_COPY,
+        *(claim.owner for claim in alone.claims),
+    }
+    whole = mesh.bench.engine.pool.num_bytes
+    held = [memory.by_kind() for memory in mesh.memory]
+    for each in held:
+        cache = each[MemoryKind.PAGES] + each[MemoryKind.RINGS] + each[MemoryKind.DRAFTER]
+        assert cache == whole // MESH.dp
+        assert 0 < each[MemoryKind.WEIGHTS] < alone.by_kind()[MemoryKind.WEIGHTS]
+    # Each has a quarter of the experts and, but for the last part of the vocabulary, as much of everything else.
+    assert held[1][MemoryKind.WEIGHTS] == held[3][MemoryKind.WEIGHTS]
+    assert [each[MemoryKind.HOST] for each in held] == [whole - whole // MESH.dp, 0, 0, 0]
+    for memory in others:
+        assert {claim.owner for claim in memory.claims} == {claim.owner for claim in alone.claims}
 
 
 def test_more_than_one_frame_of_news_arrives(one: Loaded, mesh: Loaded) -> None:

@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 
 import dspark
 from dspark.v1 import inference_service_pb2 as pb
-from dspark.v1 import inference_service_pb2_grpc, types_pb2
+from dspark.v1 import inference_service_pb2_grpc, types_pb2, worker_pb2
 from tests.support.waiting import WAIT_S
 
 QUICK_RETRY = dspark.RetryConfig(max_attempts=3, initial_backoff_s=0.01, max_backoff_s=0.02)
@@ -76,7 +76,21 @@ class FakeRouter(inference_service_pb2_grpc.InferenceServiceServicer):
         self, request: pb.GetServerInfoRequest, context: Context
     ) -> pb.GetServerInfoResponse:
         await self._enter(context)
-        return pb.GetServerInfoResponse(role="router", details={"policy": "least loaded"})
+        info = worker_pb2.WorkerInfo(
+            role="decode",
+            num_slots=16,
+            mesh=worker_pb2.WorkerMesh(dp=2, tp=4, ep=8, num_ranks=8, device="npu"),
+            memory=[
+                worker_pb2.RankMemory(
+                    rank=7,
+                    device="npu:7",
+                    claims=[worker_pb2.MemoryClaim(owner="csa", kind="pages", num_bytes=640)],
+                )
+            ],
+        )
+        return pb.GetServerInfoResponse(
+            role="router", details={"policy": "least loaded"}, workers={"a:1": info}
+        )
 
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: Context
@@ -201,7 +215,13 @@ async def test_the_small_questions_are_answered_in_plain_values(call: Call) -> N
     assert await call("tokenize", [{"role": "user", "content": "a"}]) == [97]
     assert await call("detokenize", [97, 98]) == "ab"
     assert (await call("model_info")).draft_length == 7
-    assert (await call("server_info")).details == {"policy": "least loaded"}
+    server = await call("server_info")
+    assert server.details == {"policy": "least loaded"}
+    decode = server.workers["a:1"]
+    assert (decode.role, decode.num_slots) == ("decode", 16)
+    assert decode.mesh == dspark.WorkerMesh(dp=2, tp=4, ep=8, num_ranks=8, device="npu")
+    claim = dspark.MemoryClaim(owner="csa", kind="pages", num_bytes=640)
+    assert decode.memory == (dspark.RankMemory(rank=7, device="npu:7", claims=(claim,)),)
     (worker,) = await call("workers")
     assert (worker.address, worker.role, worker.state) == ("a:1", "decode", "draining")
 

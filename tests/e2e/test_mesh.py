@@ -1,5 +1,5 @@
-"""Workers of many ranks behind the real router: sixteen processes give the tokens of one, whoever they hand off to or get
-state from, and the death of any of them costs no token."""
+"""Workers of many ranks behind the real router: sixteen processes, or eight, give the tokens of one, whoever they hand off to
+or get state from, and the death of any of them costs no token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import itertools
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +18,18 @@ import grpc
 import pytest
 
 import dspark
+from dspark.v1 import inference_service_pb2 as pb
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
 from services.cli.ports import free_ports
 from tests.support.asking import GREEDY, Ask, ask_all, engine_sampling, exactly
-from tests.support.processes import START_S, children, process, wait_all_known, wait_serving
+from tests.support.processes import (
+    CALL_S,
+    START_S,
+    children,
+    process,
+    wait_all_known,
+    wait_serving,
+)
 from tests.support.questions import Question
 from tests.support.solo import Job, Solo
 
@@ -65,18 +75,35 @@ def start(
 
 
 @pytest.fixture(scope="module")
-def prefill_mesh(start: Callable[..., Worker]) -> Worker:
+def prefill_nodes(start: Callable[..., Worker]) -> tuple[Worker, Worker]:
     """Two nodes of eight ranks, as far as they can tell. Prompts are computed in many chunks, which travel as they come."""
     (port,) = free_ports("127.0.0.1", 1)
     meeting = ("--rendezvous.address", f"127.0.0.1:{port}", "--rendezvous.num-nodes", "2")
     flags = (*SIXTEEN, *meeting, "--max-step-rows", "96")
-    start("prefill", *flags, "--rendezvous.node-rank", "1")
-    return start("prefill", *flags)
+    second = start("prefill", *flags, "--rendezvous.node-rank", "1")
+    return start("prefill", *flags), second
+
+
+@pytest.fixture(scope="module")
+def prefill_mesh(prefill_nodes: tuple[Worker, Worker]) -> Worker:
+    """The node that has the service."""
+    return prefill_nodes[0]
 
 
 @pytest.fixture(scope="module")
 def decode_mesh(start: Callable[..., Worker]) -> Worker:
     return start("decode", *SIXTEEN)
+
+
+@pytest.fixture(scope="module")
+def prefill_eight(start: Callable[..., Worker]) -> Worker:
+    return start("prefill", *EIGHT, "--max-step-rows", "96")
+
+
+@pytest.fixture(scope="module")
+def decode_eight(start: Callable[..., Worker]) -> Worker:
+    """The last test kills one of its ranks."""
+    return start("decode", *EIGHT)
 
 
 @pytest.fixture(scope="module")
@@ -183,16 +210,86 @@ def test_a_mesh_hands_off_to_a_decode_worker_of_one_rank(
     assert [answer.token_ids for answer in answers] == expected
 
 
-def test_a_dead_rank_ends_its_worker_with_one_line_and_its_requests_go_on_elsewhere(
+def test_prompts_that_lose_a_rank_on_another_node_are_computed_elsewhere(
     router: Callable[..., str],
-    start: Callable[..., Worker],
+    prefill_nodes: tuple[Worker, Worker],
     one_prefill: Worker,
     one_decode: Worker,
     asks: list[Ask],
     expected: list[tuple[int, ...]],
 ) -> None:
-    mesh = start("decode", *EIGHT)
+    """The rank stands still before it is killed, so that what is placed there cannot have ended. Nothing runs on these
+    nodes afterwards."""
+    first, second = prefill_nodes
+    address = router([first, one_prefill], [one_decode])
+    victim = second.rank_pids()[5]
+    os.kill(victim, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        answering = threads.submit(ask_all, address, asks)
+        with grpc.insecure_channel(address) as channel:
+            stub = InferenceServiceStub(channel)
+            while not (answering.done() or num_running(stub, first)):
+                time.sleep(0.01)
+        os.kill(victim, signal.SIGKILL)
+        answers = answering.result(timeout=START_S)
+    assert [answer.token_ids for answer in answers] == expected
+    routes = [answer.completion.route for answer in answers]
+    assert {route.prefill_worker for route in routes} == {one_prefill.address}
+    assert sum(route.replacements for route in routes) > 0
+    for node in prefill_nodes:
+        assert node.process.wait(timeout=START_S) == 1
+        *_, last = node.log.read_text().splitlines()
+        assert "rank 13 of 16 (dp 3, tp 1) was killed by SIGKILL" in last
+
+
+def num_running(stub: InferenceServiceStub, worker: Worker) -> int:
+    """Requests that the router has placed on a worker."""
+    workers = stub.ListWorkers(pb.ListWorkersRequest(), timeout=CALL_S).workers
+    return sum(each.running_requests for each in workers if each.address == worker.address)
+
+
+def test_two_workers_of_eight_ranks_equal_one_process_and_say_what_they_are(
+    router: Callable[..., str],
+    prefill_eight: Worker,
+    decode_eight: Worker,
+    asks: list[Ask],
+    expected: list[tuple[int, ...]],
+) -> None:
+    """Two groups of four, greedy and seeded requests of unlike lengths, with drafts."""
+    address = router([prefill_eight], [decode_eight])
+    chosen = [1, 3, 5, 7, len(asks) - 1]
+    answers = ask_all(address, [asks[i] for i in chosen])
+    assert [answer.token_ids for answer in answers] == [expected[i] for i in chosen]
+    routes = {
+        (a.completion.route.prefill_worker, a.completion.route.decode_worker) for a in answers
+    }
+    assert routes == {(prefill_eight.address, decode_eight.address)}
+    assert not any(answer.completion.route.drafter_fallback for answer in answers)
+    assert max(max(answer.rounds) for answer in answers) > 3
+    (alone,) = ask_all(address, asks[1:2])
+    assert alone.token_ids == expected[1], "one of two groups was idle"
+
+    with dspark.Client(address) as client:
+        workers = client.server_info().workers
+    assert set(workers) == {prefill_eight.address, decode_eight.address}
+    for info in workers.values():
+        assert info.mesh == dspark.WorkerMesh(dp=2, tp=4, ep=8, num_ranks=8, device="cpu")
+        assert [memory.rank for memory in info.memory] == list(range(8))
+        kinds = [{claim.kind for claim in memory.claims} for memory in info.memory]
+        on_device = {"weights", "pages", "rings", "drafter", "workspace"}
+        assert kinds == [on_device | {"host"}, *[on_device] * 7]
+
+
+def test_a_dead_rank_ends_its_worker_with_one_line_and_its_requests_go_on_elsewhere(
+    router: Callable[..., str],
+    decode_eight: Worker,
+    one_prefill: Worker,
+    one_decode: Worker,
+    asks: list[Ask],
+    expected: list[tuple[int, ...]],
+) -> None:
     # Alone at first, so that the request is there; the other worker is the place to go to.
+    mesh = decode_eight
     address = router([one_prefill], [mesh, one_decode])
     longest = max(range(len(asks)), key=lambda i: asks[i].stop.max_tokens or 0)
     ask = asks[longest]

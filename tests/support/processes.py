@@ -25,17 +25,22 @@ CALL_S = 60.0
 
 @contextlib.contextmanager
 def process(
-    role: str, checkpoint: Path, *flags: str, port: int | None = None, log: Path | None = None
+    role: str,
+    checkpoint: Path,
+    *flags: str,
+    port: int | None = None,
+    log: Path | None = None,
+    packages: Path | None = None,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A service on a port of its own unless one is given, killed at the end whatever state it is in.
 
-    What it says on standard error goes to `log`, or nowhere.
+    What it says on standard error goes to `log`, or nowhere. `packages` is a folder of which it can import, too.
     """
     if port is None:
         (port,) = free_ports("127.0.0.1", 1)
     command = [sys.executable, "-m", "services.cli", role, "--model", str(checkpoint)]
     command += ["--port", str(port), *flags]
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "sdk")))
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "sdk", *([packages] if packages else ()))))
     with contextlib.ExitStack() as files:
         running = subprocess.Popen(
             command,

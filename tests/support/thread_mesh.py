@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from common.engine.config import EngineConfig
 from common.engine.engine import Engine
@@ -20,6 +21,7 @@ from common.engine.exchange import StateExchange
 from common.engine.memory import Memory, RequestMemory
 from common.engine.mesh_rank import Follower, MeshRank
 from common.engine.mesh_ranks import MeshRanks
+from common.engine.rank_losses import Losses
 from common.engine.rank_processes import RankProcesses
 from common.engine.request import Request, StepReport
 from common.engine.runner import Runner
@@ -161,7 +163,9 @@ def mesh_bench(meshed: Meshed) -> Iterator[MeshBench]:
     whole = meshed.pool(model, mesh.dp)
     rank = meshed.rank(model, whole.part(0, mesh.dp), wires)
     nobody = RankProcesses(EngineSettings(checkpoint_dir=Path()), (), address="", num_threads=1)
-    engine = Engine(MeshRanks(rank, whole, nobody), meshed.engine_config())
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    losses = Losses(nobody, store, num_nodes=1)
+    engine = Engine(MeshRanks(rank, whole, nobody, losses), meshed.engine_config())
     memory = Memory(num_pages=whole.num_pages, num_slots=whole.num_slots, num_groups=mesh.dp)
     try:
         yield MeshBench(engine, memory)

@@ -14,7 +14,7 @@ from services.cli.configs import decode_config, prefill_config, router_config
 from services.cli.main import COMMANDS
 from services.cli.settings import AllSettings, DecodeSection, EngineSection, RouterSection
 from services.decode.config import DecodeConfig
-from services.prefill.config import PrefillConfig
+from services.prefill.config import HandoffConfig, PrefillConfig
 from services.router.config import RouterConfig
 
 
@@ -46,6 +46,29 @@ def test_what_is_set_arrives() -> None:
     assert not decode.engine.speculate
     queue = router_config(settings).queue
     assert (queue.max_queued, queue.queue_timeout_s) == (2, 1.5)
+
+
+@pytest.mark.parametrize("command", ["up", "prefill"])
+def test_how_long_a_lost_write_and_a_lease_are_waited_for_reaches_the_prefill_worker(
+    command: str,
+) -> None:
+    values = {"transfer-timeout-s": "2.5", "min-transfer-mb-per-s": "4", "lease-s": "7"}
+    arguments = [part for name, value in values.items() for part in (f"--prefill.{name}", value)]
+    arguments.append("--no-prefill.sends-drafter-state")
+    settings = load(AllSettings, arguments, program="x", flat=COMMANDS[command].flat)
+    handoff = prefill_config(settings).handoff
+    assert (handoff.transfer_timeout_s, handoff.lease_s) == (2.5, 7.0)
+    assert not handoff.sends_drafter_state
+    assert handoff.write_timeout_s(10_000_000) == 2.5 + 2.5
+
+
+def test_a_lost_chunk_is_given_up_soon_and_a_million_tokens_are_not_given_up_while_they_travel() -> (
+    None
+):
+    handoff = HandoffConfig()
+    assert handoff.write_timeout_s(12_000_000) < 12  # 512 tokens of DeepSeek-V4-Flash
+    gigabit_s = 7e9 / 1.1e8  # its 2^20 tokens from a lease, over 1 Gbit/s
+    assert handoff.write_timeout_s(7_000_000_000) > 2 * gigabit_s
 
 
 @pytest.mark.parametrize("command", ["up", "prefill"])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from common.parallel.collectives import Axis, Communicator
+from common.engine.exchange import open_groups
+from common.parallel.collectives import Axis, Communicator, open_communicator
 from common.parallel.mesh import MeshShape
+from common.parallel.shard import Shard
 from tests.support.thread_ranks import run_axis, run_ranks
 
 
@@ -102,6 +107,31 @@ def test_axes_of_a_mesh_connect_a_group_and_its_counterparts() -> None:
     spoken = run_ranks(MeshShape(dp=2, tp=4, ep=8), body)
     assert spoken[0] == ((0, 0), [0, 1, 2, 3], [0, 4])
     assert spoken[6] == ((1, 2), [4, 5, 6, 7], [2, 6])
+
+
+def test_every_group_has_the_devices_backend_and_a_deadline() -> None:
+    """Guards a former gap: left to itself, torch bears with a rank for half an hour. Groups of one rank are none."""
+    shard, timeout = Shard(mesh=MeshShape(dp=2, tp=3), rank=4), timedelta(seconds=45)
+    with mock.patch.object(dist, "new_group", side_effect=lambda ranks, **_: ranks) as new_group:
+        comm = open_communicator(shard, backend="nccl", timeout=timeout)
+        groups: list[object] = [comm.tp.group, comm.dp.group]
+        assert groups == [[3, 4, 5], [1, 4]]
+        assert [call.args[0] for call in new_group.mock_calls] == [
+            *([0, 1, 2], [3, 4, 5]),
+            *([0, 3], [1, 4], [2, 5]),
+        ]
+        assert all(
+            call.kwargs == {"backend": "nccl", "timeout": timeout} for call in new_group.mock_calls
+        )
+        new_group.reset_mock()
+        groups = [*open_groups(MeshShape(dp=3), timeout=timeout)]
+        assert groups == [None, [0, 1], [0, 2]]
+        assert all(
+            call.kwargs == {"backend": "gloo", "timeout": timeout} for call in new_group.mock_calls
+        )
+        new_group.reset_mock()
+        open_communicator(Shard(mesh=MeshShape(tp=2), rank=0), backend="nccl", timeout=timeout)
+        assert [call.args[0] for call in new_group.mock_calls] == [[0, 1]]
 
 
 def test_ranks_that_meet_with_different_operations_fail_instead_of_hanging() -> None:

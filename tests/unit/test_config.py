@@ -16,6 +16,7 @@ from common.config import (
     child_environment,
     known_settings,
     load,
+    load_devices_when_chosen,
     num_cores,
     redacted,
 )
@@ -200,6 +201,21 @@ def test_children_inherit_the_environment_but_none_of_our_settings(
     assert "DSPARK_COOK" not in environment
     assert environment["PAN"] == "y"
     assert environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_no_process_has_torch_load_devices_that_nobody_has_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But for one that is told to, as for a debugger of such a device."""
+    name = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    # Set first, so that it is put back afterwards whatever happens in between.
+    monkeypatch.setenv(name, "1")
+    load_devices_when_chosen()
+    assert os.environ[name] == child_environment(1)[name] == "1"
+    monkeypatch.delenv(name)
+    assert child_environment(1)[name] == "0"
+    load_devices_when_chosen()
+    assert os.environ[name] == "0"
 
 
 @pytest.mark.parametrize(

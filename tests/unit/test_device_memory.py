@@ -10,14 +10,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from common.claims import Claim, MemoryKind, RankMemory
 from common.device.cpu import CpuBackend
-from common.device.ledger import Ledger, MemoryKind
+from common.device.ledger import Ledger
 from common.device.staging import Staging
 from common.engine.build import build_engine
+from common.engine.device_memory import HOST_COPY, enter_cache
 from common.engine.settings import EngineSettings
 from common.errors import CheckpointError
 from common.kv_cache.layout import Retention
 from common.model.config import ModelConfig
+from tests.support.small_cache import small_layout, small_pool
 from tests.support.tiny_checkpoint import config_json, random_tensors, save_checkpoint
 
 CPU = torch.device("cpu")
@@ -134,9 +137,14 @@ def test_views_count_once_and_kinds_add_up() -> None:
     assert ledger.by_kind()[MemoryKind.RINGS] == 64
     assert ledger.num_bytes == 104
     assert ledger.owns(weights[5:]) and not ledger.owns(torch.zeros(3))
-    assert ledger.details()["memory.weights_bytes"] == "40"
-    ledger.release("target")
-    assert ledger.num_bytes == 64
+    assert ledger.of_rank(3) == RankMemory(
+        rank=3,
+        device="cpu",
+        claims=(
+            Claim(owner="target", kind=MemoryKind.WEIGHTS, num_bytes=40),
+            Claim(owner="window", kind=MemoryKind.RINGS, num_bytes=64),
+        ),
+    )
 
 
 def test_a_buffer_with_two_owners_is_our_mistake() -> None:
@@ -147,6 +155,52 @@ def test_a_buffer_with_two_owners_is_our_mistake() -> None:
         AssertionError, match="32 bytes of drafter are claimed by drafter and by csa"
     ):
         ledger.claim("drafter", MemoryKind.DRAFTER, [shared[2:]])
+
+
+def test_a_part_has_an_owner_of_its_own_and_nothing_counts_twice() -> None:
+    ledger = Ledger(CPU)
+    whole = torch.zeros(4, 8)
+    ledger.claim("all groups", MemoryKind.HOST, [whole])
+    ledger.claim_part("window", MemoryKind.RINGS, whole.chunk(4, dim=1)[1])
+    assert ledger.by_kind()[MemoryKind.HOST] == 96
+    assert ledger.by_kind()[MemoryKind.RINGS] == 32
+    assert ledger.num_bytes == whole.nbytes
+    with pytest.raises(AssertionError, match="drafter claims another part of all groups"):
+        ledger.claim_part("drafter", MemoryKind.DRAFTER, whole.chunk(4, dim=1)[2])
+
+
+def test_only_a_copy_in_host_memory_may_be_elsewhere_than_on_the_device() -> None:
+    ledger = Ledger(torch.device("meta"))
+    ledger.claim("all groups", MemoryKind.HOST, [torch.zeros(8)])
+    with pytest.raises(AssertionError, match="target claims memory of cpu"):
+        ledger.claim("target", MemoryKind.WEIGHTS, [torch.zeros(8)])
+
+
+def test_what_a_rank_holds_reaches_the_first_one_as_it_is() -> None:
+    ledger = Ledger(CPU)
+    ledger.claim("window", MemoryKind.RINGS, [torch.zeros(4)])
+    ledger.claim("target", MemoryKind.WEIGHTS, [torch.zeros(9)])
+    memory = ledger.of_rank(5)
+    assert RankMemory.from_json(memory.to_json()) == memory
+    assert memory.by_kind() == ledger.by_kind()
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_the_first_ranks_copy_of_all_groups_is_entered_without_what_it_runs_on(
+    shares_memory: bool,
+) -> None:
+    """On a CPU the rank's own cache is a part of the copy; an accelerator, which other memory stands for here, has its own."""
+    layout = small_layout()
+    whole = small_pool(layout, num_pages=12, num_slots=4)
+    own = whole.part(0, 2) if shares_memory else small_pool(layout, num_pages=6, num_slots=2)
+    own.device = CPU if shares_memory else torch.device("cuda")
+    ledger = Ledger(CPU)
+    enter_cache(ledger, own, whole)
+    held = ledger.by_kind()
+    on_device = held[MemoryKind.PAGES] + held[MemoryKind.RINGS] + held[MemoryKind.DRAFTER]
+    assert on_device == own.num_bytes == whole.num_bytes // 2
+    assert held[MemoryKind.HOST] == whole.num_bytes - (on_device if shares_memory else 0)
+    assert {claim.owner for claim in ledger.claims()} == {HOST_COPY, *whole.buffers}
 
 
 # An engine's ledger ----------------------------------------------------------------------------------------------
@@ -196,3 +250,4 @@ def test_the_ledger_says_what_is_held(settings: EngineSettings) -> None:
     assert held[MemoryKind.WEIGHTS] == stored + context + ape + scales
     owners = {claim.owner for claim in loaded.ledger.claims()}
     assert owners == {"target", "drafter", "rotations", "confidence temperatures", *sizes}
+    assert loaded.memory == (loaded.ledger.of_rank(0),)

@@ -6,8 +6,10 @@ from unittest import mock
 
 import pytest
 
+from common.engine import thread as engine_thread
+from common.engine.crossing import Crossing, Steps
 from common.engine.request import OnComputed, Request, Role, StepReport
-from common.engine.thread import Crossing, EngineThread, Steps
+from common.engine.thread import EngineThread
 from common.errors import WorkerLost
 from common.types import RequestId, SamplingParams
 from services.decode.loop import run_decode_loop
@@ -243,3 +245,25 @@ async def test_a_crash_ends_calls_that_wait() -> None:
         await asyncio.wait_for(calling, WAIT_S)
     await asyncio.wait_for(worker.thread.wait_crashed(), WAIT_S)
     await worker.thread.stop()
+
+
+async def test_a_step_without_an_end_is_left_and_whoever_waits_for_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ending a worker whose device does not answer once waited for ever, and a test behind a closed gate with it."""
+    monkeypatch.setattr(engine_thread, "STOP_TIMEOUT_S", 0.05)
+    engine = ScriptedEngine()
+    engine.permits = threading.Semaphore(0)
+    worker = Worker(engine)
+    worker.thread.add(a_request("a"))
+    assert await asyncio.to_thread(engine.is_stepping.wait, WAIT_S)
+    removal = asyncio.create_task(worker.thread.remove(RequestId("a")))
+    call = asyncio.create_task(worker.thread.call(lambda: 3))
+    await asyncio.wait_for(worker.thread.stop(), WAIT_S)
+    assert await asyncio.wait_for(removal, WAIT_S) is None
+    with pytest.raises(WorkerLost):
+        await asyncio.wait_for(call, WAIT_S)
+    assert "the engine's step has not ended in 0.05 s and is left" in caplog.text
+    assert not worker.thread.has_crashed
+    engine.permits.release(10)
+    await asyncio.to_thread(worker.thread._thread.join, WAIT_S)

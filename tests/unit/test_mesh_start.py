@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from common.engine import mesh_start
 from common.engine.mesh_start import start_mesh
 from common.engine.settings import EngineSettings, Rendezvous
 from common.errors import CheckpointError, ConfigError
 from common.parallel.mesh import MeshShape
+from common.parallel.shard import Shard
 from tests.support.tiny_checkpoint import config_json
 
 
@@ -95,6 +99,56 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
 def test_an_impossible_rendezvous_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Rendezvous(**changes)
+
+
+@dataclass(frozen=True, slots=True)
+class OneNpu:
+    """What a mesh asks a kind of device before it has one."""
+
+    collectives: str = "hccl"
+    num_devices: int = 1
+
+
+@pytest.fixture
+def npu(folder: Path) -> Iterator[EngineSettings]:
+    """Settings for two ranks on a machine with one device."""
+    with mock.patch.object(mesh_start, "open_backend", lambda name: OneNpu()):
+        yield EngineSettings(
+            checkpoint_dir=folder,
+            device="npu",
+            mesh=MeshShape(tp=2),
+            rendezvous=Rendezvous(num_nodes=2, address="10.0.0.1:5000", timeout_s=45.0),
+        )
+
+
+def test_every_rank_of_a_node_needs_a_device_of_its_own(npu: EngineSettings) -> None:
+    """Guards a former gap: no test noticed when devices were not counted."""
+    with pytest.raises(
+        ConfigError, match="DP1 x TP2 EP1 needs 2 devices on each of 1 nodes; this one has 1"
+    ):
+        start_mesh(replace(npu, rendezvous=Rendezvous()))
+    with pytest.raises(AssertionError, match="listens"):
+        start_mesh(npu)
+
+
+def test_a_device_has_its_own_collectives_and_every_one_its_deadline(npu: EngineSettings) -> None:
+    """Guards a former gap: no test noticed gloo in place of a device's own, nor groups without a deadline. What is sent
+    besides the model's tensors is host memory, which gloo moves."""
+    groups = mock.Mock()
+    with (
+        mock.patch.object(dist, "init_process_group", groups.all_ranks),
+        mock.patch.object(mesh_start, "open_communicator", groups.axes),
+        mock.patch.object(mesh_start, "open_groups", groups.exchange),
+        mock.patch.object(mesh_start, "build_rank", side_effect=InterruptedError),
+        pytest.raises(InterruptedError),
+    ):
+        mesh_start._join(npu, mock.Mock(), mock.Mock(), rank=1)
+    timeout = timedelta(seconds=45)
+    assert groups.mock_calls == [
+        mock.call.all_ranks("gloo", store=mock.ANY, rank=1, world_size=2, timeout=timeout),
+        mock.call.axes(Shard(mesh=npu.mesh, rank=1), backend="hccl", timeout=timeout),
+        mock.call.exchange(npu.mesh, timeout=timeout),
+    ]
 
 
 def test_settings_reach_the_ranks_as_they_are() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from common.claims import Claim, MemoryKind, RankMemory
 from common.telemetry.metrics import RouterMetrics, WorkerMetrics
 from common.telemetry.metrics.families import Family
 from common.telemetry.metrics.router import CODES, STAGES, error_reasons
@@ -163,14 +164,24 @@ def test_loaded_bytes_are_counted_once_however_often_progress_is_told() -> None:
     assert figure(metrics.registry, "dspark_weight_load_progress_ratio") == 1
 
 
-def test_device_memory_has_a_figure_for_every_part() -> None:
+def test_device_memory_has_a_figure_for_every_kind_and_rank() -> None:
     metrics = worker()
-    metrics.engine.set_device_memory("weights", 100)
-    metrics.engine.set_device_memory("collectives", 7)
     name = "dspark_device_memory_bytes"
-    assert figure(metrics.registry, name, kind="weights") == 100
-    assert figure(metrics.registry, name, kind="pages") == 0
-    assert figure(metrics.registry, name) == 107
+    assert figure(metrics.registry, name, rank="0", kind="host") == 0
+    weights = Claim(owner="target", kind=MemoryKind.WEIGHTS, num_bytes=100)
+    drafter = Claim(owner="drafter", kind=MemoryKind.WEIGHTS, num_bytes=20)
+    rows = Claim(owner="window", kind=MemoryKind.RINGS, num_bytes=7)
+    metrics.engine.set_device_memory(
+        [
+            RankMemory(rank=0, device="cuda:0", claims=(weights, drafter)),
+            RankMemory(rank=1, device="cuda:1", claims=(weights, rows)),
+        ]
+    )
+    assert figure(metrics.registry, name, rank="0", kind="weights") == 120
+    assert figure(metrics.registry, name, rank="0", kind="rings") == 0
+    assert figure(metrics.registry, name, rank="1", kind="weights") == 100
+    assert figure(metrics.registry, name, rank="1", kind="rings") == 7
+    assert figure(metrics.registry, name, kind="weights") == 220
 
 
 def test_two_processes_worth_of_metrics_do_not_meet() -> None:

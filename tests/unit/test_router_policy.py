@@ -43,8 +43,13 @@ def test_workers_with_another_model_are_left_out() -> None:
 
 def test_where_a_request_failed_is_the_last_resort() -> None:
     workers = [worker("a"), worker("b", pending=10_000)]
-    assert rank(workers, model_fingerprint="m", avoid=frozenset({"a"})) == ["b", "a"]
+    assert rank(workers, model_fingerprint="m", blame={"a": 1}) == ["b", "a"]
+
+
+def test_the_more_a_worker_is_to_blame_the_later_it_comes() -> None:
+    workers = [worker("a"), worker("b", pending=10_000)]
+    assert rank(workers, model_fingerprint="m", blame={"a": 2, "b": 1}) == ["b", "a"]
 
 
 def test_an_only_worker_is_used_though_the_request_failed_there() -> None:
-    assert rank([worker("a")], model_fingerprint="m", avoid=frozenset({"a"})) == ["a"]
+    assert rank([worker("a")], model_fingerprint="m", blame={"a": 1}) == ["a"]

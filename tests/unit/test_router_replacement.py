@@ -22,7 +22,7 @@ from services.router.replacement import Failures
 def note(
     failures: Failures, error: ServingError, *, now: float = 0.0, max_attempts: int = 3
 ) -> None:
-    failures.note(error, "worker", now=now, max_attempts=max_attempts, patience_s=10.0)
+    failures.note(error, frozenset({"worker"}), now=now, max_attempts=max_attempts, patience_s=10.0)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def note(
 def test_a_workers_fault_is_worth_another_placement(error: ServingError) -> None:
     failures = Failures()
     note(failures, error)
-    assert failures.workers == {"worker"}
+    assert failures.blame == {"worker": 2}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,21 @@ def test_a_workers_fault_is_worth_another_placement(error: ServingError) -> None
 def test_what_will_fail_again_is_not(error: ServingError) -> None:
     with pytest.raises(type(error)):
         note(Failures(), error)
+
+
+def test_a_handoff_fails_between_two_workers() -> None:
+    failures = Failures()
+    between = frozenset({"prefill", "decode"})
+    failures.note(TransferFailed("x"), between, now=0.0, max_attempts=3, patience_s=10.0)
+    assert failures.blame == {"prefill": 1, "decode": 1}
+    assert failures.was_between("prefill", "decode")
+    assert not failures.was_between("prefill", "other decode")
+
+
+def test_a_worker_that_failed_alone_says_nothing_about_pairs() -> None:
+    failures = Failures()
+    note(failures, WorkerLost("x"))
+    assert not failures.was_between("worker", "decode")
 
 
 def test_the_last_attempt_ends_in_its_own_error() -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
 import pytest
 
-from common.errors import ConfigError
+from common.errors import ConfigError, TransferFailed
+from common.transfer.engine import WriteTarget
+from common.transfer.engines import Engines
 from common.transfer.faults import Fault, FaultKind, FaultPlan
+from common.transfer.faulty_engine import with_faults
+from common.transfer.handoff import HandoffKey
+from common.types import RequestId
 
 
 def test_a_plan_names_writes_and_what_happens_to_them() -> None:
@@ -37,3 +45,47 @@ def test_what_cannot_be_obeyed_is_refused_with_the_part_that_is_wrong(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         FaultPlan.parse(text)
+
+
+TARGET = WriteTarget(
+    address="decode:1",
+    key=HandoffKey(request_id=RequestId("r"), epoch=0, reservation_id="s", prefill_generation="g"),
+    capability=b"",
+)
+
+
+class InstantEngine:
+    """Has written everything at once."""
+
+    is_one_sided = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_writes = 0
+
+    def write(self, target: Any, ranges: Any) -> Any:
+        self.num_writes += 1
+        return self.num_writes
+
+    async def poll(self, transfer: Any, *, timeout_s: float) -> bool:
+        return True
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def test_writes_are_counted_over_all_engines_of_a_process() -> None:
+    """A worker that falls back in the middle of a drill would otherwise begin to count anew."""
+    inner = {name: InstantEngine(name) for name in ("nixl", "grpc")}
+    engines = Engines(choice="auto", wanted="nixl", by_name=cast(Any, inner), missing={})
+    faulty = with_faults(engines, FaultPlan.parse("fail:3"), cast(Any, None))
+    ends = []
+    for name in ("nixl", "grpc", "nixl", "grpc"):
+        engine = faulty.by_name[name]
+        try:
+            ends.append(await engine.poll(engine.write(TARGET, []), timeout_s=5.0))
+        except TransferFailed:
+            ends.append(False)
+    assert ends == [True, True, False, True]
+    assert [engine.num_writes for engine in inner.values()] == [1, 2]
+    await asyncio.gather(*(engine.close() for engine in faulty.by_name.values()))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import TransferFailed
+from common.errors import InvalidRequest, TransferFailed
 from common.transfer import manifest as manifest_module
 from common.transfer.manifest import ManifestEntry, manifest_of, require_complete
 from common.transfer.memory import PoolMemory
@@ -73,14 +73,14 @@ def test_a_gap_is_named() -> None:
 
 def test_rows_that_come_twice_are_refused() -> None:
     entries = full(130)
-    with pytest.raises(TransferFailed, match="row 2 of window twice"):
+    with pytest.raises(InvalidRequest, match="row 2 of window twice"):
         check([*entries, entries[0]], 130)
 
 
 def test_rows_that_should_not_come_are_refused() -> None:
     entries = full(131)
     with pytest.raises(
-        TransferFailed, match=r"rows of csa_tail up to 130; the last expected one is 129"
+        InvalidRequest, match=r"rows of csa_tail up to 130; the last expected one is 129"
     ):
         check([*full(130)[:3], entries[3], *full(130)[4:]], 130)
 
@@ -89,10 +89,10 @@ def test_unknown_regions_and_wrong_byte_counts_and_endless_manifests_are_refused
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entries = full(130)
-    with pytest.raises(TransferFailed, match="names region mystery"):
+    with pytest.raises(InvalidRequest, match="names region mystery"):
         check([*entries, replace(entries[0], region="mystery")], 130)
-    with pytest.raises(TransferFailed, match="counts 1 bytes for 128 rows of window"):
+    with pytest.raises(InvalidRequest, match="counts 1 bytes for 128 rows of window"):
         check([replace(entries[0], num_bytes=1), *entries[1:]], 130)
     monkeypatch.setattr(manifest_module, "MAX_MANIFEST_ENTRIES", 7)
-    with pytest.raises(TransferFailed, match="has 8 entries; at most 7 are read"):
+    with pytest.raises(InvalidRequest, match="has 8 entries; at most 7 are read"):
         check(entries, 130)

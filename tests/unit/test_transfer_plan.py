@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from common.errors import ContractMismatch
 from common.transfer.digest import RowDigest, digest_rows
 from common.transfer.memory import PoolMemory
 from common.transfer.plan import (
@@ -17,7 +15,6 @@ from common.transfer.plan import (
     final_rows,
     live_rows,
     plan_writes,
-    require_addressable,
     rows_after,
 )
 from tests.support.small_cache import (
@@ -186,25 +183,6 @@ def test_the_digest_sees_a_single_flipped_bit_of_any_row() -> None:
 def _flip(memory: PoolMemory, placement: Placement, index: int, layer: int, row: int) -> None:
     offset = row_offset(memory, placement, index, layer, row)
     memory.write(index, offset, memoryview(bytes([memory.read(index, offset, 1)[0] ^ 1])))
-
-
-def test_a_peer_whose_memory_cannot_hold_our_rows_is_refused_by_region_and_field() -> None:
-    memory = memory_with(5)
-    fine = memory.regions
-    require_addressable(memory.layout, fine, memory_with(1).regions, peer="decode")
-
-    cases = [
-        ((*fine[:1], replace(fine[1], name="csb"), *fine[2:]), "csb"),
-        ((replace(fine[0], row_bytes=6), *fine[1:]), "row_bytes is 12 here but 6 at decode"),
-        ((replace(fine[0], rows_per_block=127), *fine[1:]), "at least 128 here but 127 at decode"),
-        (
-            (fine[0], replace(fine[1], rows_per_block=64), *fine[2:]),
-            "rows_per_block is 32 in the contract but 64 at decode",
-        ),
-    ]
-    for theirs, words in cases:
-        with pytest.raises(ContractMismatch, match=words):
-            require_addressable(memory.layout, fine, theirs, peer="decode")
 
 
 @pytest.mark.parametrize("num_tokens", [1, 127, 128, 130, 300, 512])

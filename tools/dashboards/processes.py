@@ -63,8 +63,8 @@ PROCESSES = Row(
             decimals=2,
         ),
         Panel(
-            title="Device memory",
-            question="What is device memory used for?",
+            title="Engine memory",
+            question="What do engines keep memory for, all ranks together? host is a mesh's copy for hand-offs.",
             queries=(
                 Query(
                     expr="sum by (role, kind) (dspark_device_memory_bytes)",

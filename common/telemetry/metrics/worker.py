@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from common.claims import MemoryKind, RankMemory
 from common.telemetry.metrics.families import SECONDS, Families
 
 STEP_PHASES = ("schedule", "verify", "sample", "draft", "copy", "commit")
 """Parts of a step in their order. verify is the target's forward over all rows, prompt chunks included; sample decides
 what is accepted and draws; copy waits for the device."""
-
-DEVICE_MEMORY_KINDS = ("weights", "pages", "rings", "drafter", "workspace")
 
 RESERVATION_STATES = ("reserved", "receiving", "ready", "running", "aborting")
 
@@ -105,11 +106,14 @@ class EngineMetrics:
         )
         self.device_memory = families.gauges(
             "dspark_device_memory_bytes",
-            "Device memory that this worker's engine keeps for as long as it lives, by what it is for; on a mesh that of "
-            "the first rank.",
-            kind=DEVICE_MEMORY_KINDS,
+            "Memory that each rank of this worker keeps on its device for as long as it lives, by what it is for; host is "
+            "what the first rank of a mesh keeps in its node's memory for hand-offs.",
+            rank=("0",),
+            kind=tuple(kind.value for kind in MemoryKind),
         )
 
-    def set_device_memory(self, kind: str, num_bytes: int) -> None:
-        """Say how much memory a part of the engine holds; kinds beyond the known ones appear when they are set."""
-        self.device_memory.labels(kind=kind).set(num_bytes)
+    def set_device_memory(self, memory: Sequence[RankMemory]) -> None:
+        """Say what all ranks hold; those beyond the first appear now."""
+        for each in memory:
+            for kind, num_bytes in each.by_kind().items():
+                self.device_memory.labels(rank=str(each.rank), kind=kind.value).set(num_bytes)

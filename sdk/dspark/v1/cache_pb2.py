@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64spark/v1/cache.proto\x12\tdspark.v1\"\xb1\x01\n\x0b\x43\x61\x63heRegion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tlayer_ids\x18\x02 \x03(\r\x12\r\n\x05ratio\x18\x03 \x01(\r\x12\x11\n\trow_width\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\'\n\tretention\x18\x06 \x01(\x0e\x32\x14.dspark.v1.Retention\x12\x13\n\x0bwindow_rows\x18\x07 \x01(\r\x12\x12\n\ntail_group\x18\x08 \x01(\r\"S\n\rCacheContract\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\'\n\x07regions\x18\x02 \x03(\x0b\x32\x16.dspark.v1.CacheRegion\"\x94\x01\n\x0cRegionMemory\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12layer_stride_bytes\x18\x03 \x01(\x04\x12\x1a\n\x12\x62lock_stride_bytes\x18\x04 \x01(\x04\x12\x16\n\x0erows_per_block\x18\x05 \x01(\r\x12\x11\n\trow_bytes\x18\x06 \x01(\r\"W\n\rManifestEntry\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x11\n\tfirst_row\x18\x02 \x01(\r\x12\x10\n\x08num_rows\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04*O\n\tRetention\x12\x19\n\x15RETENTION_UNSPECIFIED\x10\x00\x12\x13\n\x0fRETENTION_PAGED\x10\x01\x12\x12\n\x0eRETENTION_RING\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64spark/v1/cache.proto\x12\tdspark.v1\"\xb1\x01\n\x0b\x43\x61\x63heRegion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tlayer_ids\x18\x02 \x03(\r\x12\r\n\x05ratio\x18\x03 \x01(\r\x12\x11\n\trow_width\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\'\n\tretention\x18\x06 \x01(\x0e\x32\x14.dspark.v1.Retention\x12\x13\n\x0bwindow_rows\x18\x07 \x01(\r\x12\x12\n\ntail_group\x18\x08 \x01(\r\"p\n\rCacheContract\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\'\n\x07regions\x18\x02 \x03(\x0b\x32\x16.dspark.v1.CacheRegion\x12\x1b\n\x13\x64rafter_fingerprint\x18\x03 \x01(\t\"\x94\x01\n\x0cRegionMemory\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12layer_stride_bytes\x18\x03 \x01(\x04\x12\x1a\n\x12\x62lock_stride_bytes\x18\x04 \x01(\x04\x12\x16\n\x0erows_per_block\x18\x05 \x01(\r\x12\x11\n\trow_bytes\x18\x06 \x01(\r\"W\n\rManifestEntry\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x11\n\tfirst_row\x18\x02 \x01(\r\x12\x10\n\x08num_rows\x18\x03 \x01(\r\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04*O\n\tRetention\x12\x19\n\x15RETENTION_UNSPECIFIED\x10\x00\x12\x13\n\x0fRETENTION_PAGED\x10\x01\x12\x12\n\x0eRETENTION_RING\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.v1.cache_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RETENTION']._serialized_start=541
-  _globals['_RETENTION']._serialized_end=620
+  _globals['_RETENTION']._serialized_start=570
+  _globals['_RETENTION']._serialized_end=649
   _globals['_CACHEREGION']._serialized_start=37
   _globals['_CACHEREGION']._serialized_end=214
   _globals['_CACHECONTRACT']._serialized_start=216
-  _globals['_CACHECONTRACT']._serialized_end=299
-  _globals['_REGIONMEMORY']._serialized_start=302
-  _globals['_REGIONMEMORY']._serialized_end=450
-  _globals['_MANIFESTENTRY']._serialized_start=452
-  _globals['_MANIFESTENTRY']._serialized_end=539
+  _globals['_CACHECONTRACT']._serialized_end=328
+  _globals['_REGIONMEMORY']._serialized_start=331
+  _globals['_REGIONMEMORY']._serialized_end=479
+  _globals['_MANIFESTENTRY']._serialized_start=481
+  _globals['_MANIFESTENTRY']._serialized_end=568
 # @@protoc_insertion_point(module_scope)

@@ -36,12 +36,14 @@ class CacheRegion(_message.Message):
     def __init__(self, name: _Optional[str] = ..., layer_ids: _Optional[_Iterable[int]] = ..., ratio: _Optional[int] = ..., row_width: _Optional[int] = ..., dtype: _Optional[str] = ..., retention: _Optional[_Union[Retention, str]] = ..., window_rows: _Optional[int] = ..., tail_group: _Optional[int] = ...) -> None: ...
 
 class CacheContract(_message.Message):
-    __slots__ = ("model_fingerprint", "regions")
+    __slots__ = ("model_fingerprint", "regions", "drafter_fingerprint")
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     model_fingerprint: str
     regions: _containers.RepeatedCompositeFieldContainer[CacheRegion]
-    def __init__(self, model_fingerprint: _Optional[str] = ..., regions: _Optional[_Iterable[_Union[CacheRegion, _Mapping]]] = ...) -> None: ...
+    drafter_fingerprint: str
+    def __init__(self, model_fingerprint: _Optional[str] = ..., regions: _Optional[_Iterable[_Union[CacheRegion, _Mapping]]] = ..., drafter_fingerprint: _Optional[str] = ...) -> None: ...
 
 class RegionMemory(_message.Message):
     __slots__ = ("name", "total_bytes", "layer_stride_bytes", "block_stride_bytes", "rows_per_block", "row_bytes")

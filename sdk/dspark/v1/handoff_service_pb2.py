@@ -26,7 +26,7 @@ from dspark.v1 import cache_pb2 as dspark_dot_v1_dot_cache__pb2
 from dspark.v1 import types_pb2 as dspark_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64spark/v1/handoff_service.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/cache.proto\x1a\x15\x64spark/v1/types.proto\"c\n\nHandoffKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0ereservation_id\x18\x03 \x01(\t\x12\x1a\n\x12prefill_generation\x18\x04 \x01(\t\"s\n\x10\x45ngineDescriptor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\x0c\x12\x18\n\x10region_addresses\x18\x03 \x03(\x04\x12\x15\n\rprobe_address\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\"\x88\x01\n\x0bMeetRequest\x12\x1a\n\x12prefill_generation\x18\x01 \x01(\t\x12\x17\n\x0fprefill_address\x18\x02 \x01(\t\x12*\n\x08\x63ontract\x18\x03 \x01(\x0b\x32\x18.dspark.v1.CacheContract\x12\x18\n\x10transfer_engines\x18\x04 \x03(\t\"\x99\x01\n\x0cMeetResponse\x12\x19\n\x11\x64\x65\x63ode_generation\x18\x01 \x01(\t\x12+\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1b.dspark.v1.EngineDescriptor\x12\'\n\x06memory\x18\x03 \x03(\x0b\x32\x17.dspark.v1.RegionMemory\x12\x18\n\x10transfer_engines\x18\x04 \x03(\t\"\xe6\x01\n\x10NegotiateRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.dspark.v1.HandoffKey\x12\x12\n\ncapability\x18\x02 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x16\n\x0esender_address\x18\x07 \x01(\t\x12\x19\n\x11\x64\x65\x63ode_generation\x18\x08 \x01(\t\x12\x17\n\x0ftransfer_engine\x18\t \x01(\tJ\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x08\x63ontractR\x10transfer_enginesR\x0c\x64raft_length\"\x85\x01\n\x11NegotiateResponse\x12\x10\n\x08page_ids\x18\x03 \x03(\r\x12\x0c\n\x04slot\x18\x04 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\tJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x05\x10\x06R\x0ftransfer_engineR\x06memoryR\x11\x65ngine_descriptor\"2\n\x08Proposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x02 \x03(\x02\"p\n\x0e\x41rrivedRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.dspark.v1.HandoffKey\x12\x12\n\ncapability\x18\x02 \x01(\x0c\x12&\n\x04rows\x18\x03 \x03(\x0b\x32\x18.dspark.v1.ManifestEntry\"\x11\n\x0f\x41rrivedResponse\"\xa5\x02\n\x0f\x43ompleteRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.dspark.v1.HandoffKey\x12\x12\n\ncapability\x18\x02 \x01(\x0c\x12*\n\x08manifest\x18\x03 \x03(\x0b\x32\x18.dspark.v1.ManifestEntry\x12\x16\n\x0e\x66irst_token_id\x18\x05 \x01(\r\x12.\n\rfirst_logprob\x18\x06 \x01(\x0b\x32\x17.dspark.v1.TokenLogprob\x12%\n\x08proposal\x18\x07 \x01(\x0b\x32\x13.dspark.v1.Proposal\x12\x19\n\x11has_drafter_state\x18\x08 \x01(\x08\x12\x16\n\x0eregion_digests\x18\t \x03(\x0cJ\x04\x08\x04\x10\x05R\x06\x64igest\"F\n\x10\x43ompleteResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06resend\x18\x02 \x01(\x08\x12\x10\n\x08\x64igest_s\x18\x03 \x01(\x01\"]\n\x13\x41\x62ortHandoffRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.dspark.v1.HandoffKey\x12\x12\n\ncapability\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x16\n\x14\x41\x62ortHandoffResponse2\xe9\x02\n\x0eHandoffService\x12\x37\n\x04Meet\x12\x16.dspark.v1.MeetRequest\x1a\x17.dspark.v1.MeetResponse\x12\x46\n\tNegotiate\x12\x1b.dspark.v1.NegotiateRequest\x1a\x1c.dspark.v1.NegotiateResponse\x12@\n\x07\x41rrived\x12\x19.dspark.v1.ArrivedRequest\x1a\x1a.dspark.v1.ArrivedResponse\x12\x43\n\x08\x43omplete\x12\x1a.dspark.v1.CompleteRequest\x1a\x1b.dspark.v1.CompleteResponse\x12O\n\x0c\x41\x62ortHandoff\x12\x1e.dspark.v1.AbortHandoffRequest\x1a\x1f.dspark.v1.AbortHandoffResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x64spark/v1/handoff_service.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/cache.proto\x1a\x15\x64spark/v1/types.proto\"c\n\nHandoffKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x16\n\x0ereservation_id\x18\x03 \x01(\t\x12\x1a\n\x12prefill_generation\x18\x04 \x01(\t\"s\n\x10\x45ngineDescriptor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\x0c\x12\x18\n\x10region_addresses\x18\x03 \x03(\x04\x12\x15\n\rprobe_address\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\"\x88\x01\n\x0bMeetRequest\x12\x1a\n\x12prefill_generation\x18\x01 \x01(\t\x12\x17\n\x0fprefill_address\x18\x02 \x01(\t\x12*\n\x08\x63ontract\x18\x03 \x01(\x0b\x32\x18.dspark.v1.CacheContract\x12\x18\n\x10transfer_engines\x18\x04 \x03(\t\"\xb5\x01\n\x0cMeetResponse\x12\x19\n\x11\x64\x65\x63ode_generation\x18\x01 \x01(\t\x12+\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1b.dspark.v1.EngineDescriptor\x12\'\n\x06memory\x18\x03 \x03(\x0b\x32\x17.dspark.v1.RegionMemory\x12\x18\n\x10transfer_engines\x18\x04 \x03(\t\x12\x1a\n\x12\x64rafter_difference\x18\x05 \x01(\t\"\xe6\x01\n\x10NegotiateRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.dspark.v1.HandoffKey\x12\x12\n\ncapability\x18\x02 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x16\n\x0esender_address\x18\x07 \x01(\t\x12\x19\n\x11\x64\x65\x63ode_generation\x18\x08 \x01(\t\x12\x17\n\x0ftransfer_engine\x18\t \x01(\tJ\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x08\x63ontractR\x10transfer_enginesR\x0c\x64raft_length\"\x85\x01\n\x11NegotiateResponse\x12\x10\n\x08page_ids\x18\x03 \x03(\r\x12\x0c\n\x04slot\x18\x04 \x01(\r\x12\x12\n\ngeneration\x18\x06 \x01(\tJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03J\x04\x08\x05\x10\x06R\x0ftransfer_engineR\x06memoryR\x11\x65ngine_descriptor\"2\n\x08Proposal\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x02 \x03(\x02\"p\n\x0e\x41rrivedRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.dspark.v1.HandoffKey\x12\x12\n\ncapability\x18\x02 \x01(\x0c\x12&\n\x04rows\x18\x03 \x03(\x0b\x32\x18.dspark.v1.ManifestEntry\"\x11\n\x0f\x41rrivedResponse\"\xa5\x02\n\x0f\x43ompleteRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.dspark.v1.HandoffKey\x12\x12\n\ncapability\x18\x02 \x01(\x0c\x12*\n\x08manifest\x18\x03 \x03(\x0b\x32\x18.dspark.v1.ManifestEntry\x12\x16\n\x0e\x66irst_token_id\x18\x05 \x01(\r\x12.\n\rfirst_logprob\x18\x06 \x01(\x0b\x32\x17.dspark.v1.TokenLogprob\x12%\n\x08proposal\x18\x07 \x01(\x0b\x32\x13.dspark.v1.Proposal\x12\x19\n\x11has_drafter_state\x18\x08 \x01(\x08\x12\x16\n\x0eregion_digests\x18\t \x03(\x0cJ\x04\x08\x04\x10\x05R\x06\x64igest\"F\n\x10\x43ompleteResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06resend\x18\x02 \x01(\x08\x12\x10\n\x08\x64igest_s\x18\x03 \x01(\x01\"]\n\x13\x41\x62ortHandoffRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.dspark.v1.HandoffKey\x12\x12\n\ncapability\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x16\n\x14\x41\x62ortHandoffResponse2\xe9\x02\n\x0eHandoffService\x12\x37\n\x04Meet\x12\x16.dspark.v1.MeetRequest\x1a\x17.dspark.v1.MeetResponse\x12\x46\n\tNegotiate\x12\x1b.dspark.v1.NegotiateRequest\x1a\x1c.dspark.v1.NegotiateResponse\x12@\n\x07\x41rrived\x12\x19.dspark.v1.ArrivedRequest\x1a\x1a.dspark.v1.ArrivedResponse\x12\x43\n\x08\x43omplete\x12\x1a.dspark.v1.CompleteRequest\x1a\x1b.dspark.v1.CompleteResponse\x12O\n\x0c\x41\x62ortHandoff\x12\x1e.dspark.v1.AbortHandoffRequest\x1a\x1f.dspark.v1.AbortHandoffResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,25 +40,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEETREQUEST']._serialized_start=311
   _globals['_MEETREQUEST']._serialized_end=447
   _globals['_MEETRESPONSE']._serialized_start=450
-  _globals['_MEETRESPONSE']._serialized_end=603
-  _globals['_NEGOTIATEREQUEST']._serialized_start=606
-  _globals['_NEGOTIATEREQUEST']._serialized_end=836
-  _globals['_NEGOTIATERESPONSE']._serialized_start=839
-  _globals['_NEGOTIATERESPONSE']._serialized_end=972
-  _globals['_PROPOSAL']._serialized_start=974
-  _globals['_PROPOSAL']._serialized_end=1024
-  _globals['_ARRIVEDREQUEST']._serialized_start=1026
-  _globals['_ARRIVEDREQUEST']._serialized_end=1138
-  _globals['_ARRIVEDRESPONSE']._serialized_start=1140
-  _globals['_ARRIVEDRESPONSE']._serialized_end=1157
-  _globals['_COMPLETEREQUEST']._serialized_start=1160
-  _globals['_COMPLETEREQUEST']._serialized_end=1453
-  _globals['_COMPLETERESPONSE']._serialized_start=1455
-  _globals['_COMPLETERESPONSE']._serialized_end=1525
-  _globals['_ABORTHANDOFFREQUEST']._serialized_start=1527
-  _globals['_ABORTHANDOFFREQUEST']._serialized_end=1620
-  _globals['_ABORTHANDOFFRESPONSE']._serialized_start=1622
-  _globals['_ABORTHANDOFFRESPONSE']._serialized_end=1644
-  _globals['_HANDOFFSERVICE']._serialized_start=1647
-  _globals['_HANDOFFSERVICE']._serialized_end=2008
+  _globals['_MEETRESPONSE']._serialized_end=631
+  _globals['_NEGOTIATEREQUEST']._serialized_start=634
+  _globals['_NEGOTIATEREQUEST']._serialized_end=864
+  _globals['_NEGOTIATERESPONSE']._serialized_start=867
+  _globals['_NEGOTIATERESPONSE']._serialized_end=1000
+  _globals['_PROPOSAL']._serialized_start=1002
+  _globals['_PROPOSAL']._serialized_end=1052
+  _globals['_ARRIVEDREQUEST']._serialized_start=1054
+  _globals['_ARRIVEDREQUEST']._serialized_end=1166
+  _globals['_ARRIVEDRESPONSE']._serialized_start=1168
+  _globals['_ARRIVEDRESPONSE']._serialized_end=1185
+  _globals['_COMPLETEREQUEST']._serialized_start=1188
+  _globals['_COMPLETEREQUEST']._serialized_end=1481
+  _globals['_COMPLETERESPONSE']._serialized_start=1483
+  _globals['_COMPLETERESPONSE']._serialized_end=1553
+  _globals['_ABORTHANDOFFREQUEST']._serialized_start=1555
+  _globals['_ABORTHANDOFFREQUEST']._serialized_end=1648
+  _globals['_ABORTHANDOFFRESPONSE']._serialized_start=1650
+  _globals['_ABORTHANDOFFRESPONSE']._serialized_end=1672
+  _globals['_HANDOFFSERVICE']._serialized_start=1675
+  _globals['_HANDOFFSERVICE']._serialized_end=2036
 # @@protoc_insertion_point(module_scope)

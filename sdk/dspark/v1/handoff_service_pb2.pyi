@@ -46,16 +46,18 @@ class MeetRequest(_message.Message):
     def __init__(self, prefill_generation: _Optional[str] = ..., prefill_address: _Optional[str] = ..., contract: _Optional[_Union[_cache_pb2.CacheContract, _Mapping]] = ..., transfer_engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MeetResponse(_message.Message):
-    __slots__ = ("decode_generation", "engine", "memory", "transfer_engines")
+    __slots__ = ("decode_generation", "engine", "memory", "transfer_engines", "drafter_difference")
     DECODE_GENERATION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
     decode_generation: str
     engine: EngineDescriptor
     memory: _containers.RepeatedCompositeFieldContainer[_cache_pb2.RegionMemory]
     transfer_engines: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, decode_generation: _Optional[str] = ..., engine: _Optional[_Union[EngineDescriptor, _Mapping]] = ..., memory: _Optional[_Iterable[_Union[_cache_pb2.RegionMemory, _Mapping]]] = ..., transfer_engines: _Optional[_Iterable[str]] = ...) -> None: ...
+    drafter_difference: str
+    def __init__(self, decode_generation: _Optional[str] = ..., engine: _Optional[_Union[EngineDescriptor, _Mapping]] = ..., memory: _Optional[_Iterable[_Union[_cache_pb2.RegionMemory, _Mapping]]] = ..., transfer_engines: _Optional[_Iterable[str]] = ..., drafter_difference: _Optional[str] = ...) -> None: ...
 
 class NegotiateRequest(_message.Message):
     __slots__ = ("key", "capability", "num_tokens", "sender_address", "decode_generation", "transfer_engine")

@@ -1,4 +1,5 @@
 from dspark.v1 import types_pb2 as _types_pb2
+from dspark.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -208,7 +209,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "role", "uptime_s", "queued_requests", "running_requests", "details")
+    __slots__ = ("version", "role", "uptime_s", "queued_requests", "running_requests", "details", "workers")
     class DetailsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -216,19 +217,28 @@ class GetServerInfoResponse(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class WorkersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _worker_pb2.WorkerInfo
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_worker_pb2.WorkerInfo, _Mapping]] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     version: str
     role: str
     uptime_s: float
     queued_requests: int
     running_requests: int
     details: _containers.ScalarMap[str, str]
-    def __init__(self, version: _Optional[str] = ..., role: _Optional[str] = ..., uptime_s: _Optional[float] = ..., queued_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., details: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    workers: _containers.MessageMap[str, _worker_pb2.WorkerInfo]
+    def __init__(self, version: _Optional[str] = ..., role: _Optional[str] = ..., uptime_s: _Optional[float] = ..., queued_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., details: _Optional[_Mapping[str, str]] = ..., workers: _Optional[_Mapping[str, _worker_pb2.WorkerInfo]] = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64spark/v1/worker.proto\x12\tdspark.v1\"\xc0\x04\n\nWorkerInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1a\n\x12max_context_length\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x14\n\x0c\x64raft_length\x18\x08 \x01(\r\x12\x11\n\tnum_pages\x18\t \x01(\r\x12\x16\n\x0enum_free_pages\x18\n \x01(\r\x12\x11\n\tnum_slots\x18\x0b \x01(\r\x12\x16\n\x0enum_free_slots\x18\x0c \x01(\r\x12\x17\n\x0fqueued_requests\x18\r \x01(\r\x12\x18\n\x10running_requests\x18\x0e \x01(\r\x12\x12\n\nnum_leases\x18\x0f \x01(\r\x12\x10\n\x08\x64raining\x18\x10 \x01(\x08\x12\x18\n\x10\x63omputes_prompts\x18\x11 \x01(\x08\x12\x10\n\x08uptime_s\x18\x12 \x01(\x01\x12\x33\n\x07\x64\x65tails\x18\x13 \x03(\x0b\x32\".dspark.v1.WorkerInfo.DetailsEntry\x12\x18\n\x10transfer_engines\x18\x14 \x03(\t\x12\x1d\n\x15num_quarantined_pages\x18\x15 \x01(\r\x12\x16\n\x0esafe_to_delete\x18\x16 \x01(\x08\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64spark/v1/worker.proto\x12\tdspark.v1\"\x8c\x05\n\nWorkerInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x1a\n\x12max_context_length\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x14\n\x0c\x64raft_length\x18\x08 \x01(\r\x12\x11\n\tnum_pages\x18\t \x01(\r\x12\x16\n\x0enum_free_pages\x18\n \x01(\r\x12\x11\n\tnum_slots\x18\x0b \x01(\r\x12\x16\n\x0enum_free_slots\x18\x0c \x01(\r\x12\x17\n\x0fqueued_requests\x18\r \x01(\r\x12\x18\n\x10running_requests\x18\x0e \x01(\r\x12\x12\n\nnum_leases\x18\x0f \x01(\r\x12\x10\n\x08\x64raining\x18\x10 \x01(\x08\x12\x18\n\x10\x63omputes_prompts\x18\x11 \x01(\x08\x12\x10\n\x08uptime_s\x18\x12 \x01(\x01\x12\x33\n\x07\x64\x65tails\x18\x13 \x03(\x0b\x32\".dspark.v1.WorkerInfo.DetailsEntry\x12\x18\n\x10transfer_engines\x18\x14 \x03(\t\x12\x1d\n\x15num_quarantined_pages\x18\x15 \x01(\r\x12\x16\n\x0esafe_to_delete\x18\x16 \x01(\x08\x12#\n\x04mesh\x18\x17 \x01(\x0b\x32\x15.dspark.v1.WorkerMesh\x12%\n\x06memory\x18\x18 \x03(\x0b\x32\x15.dspark.v1.RankMemory\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"S\n\nWorkerMesh\x12\n\n\x02\x64p\x18\x01 \x01(\r\x12\n\n\x02tp\x18\x02 \x01(\r\x12\n\n\x02\x65p\x18\x03 \x01(\r\x12\x11\n\tnum_ranks\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\"R\n\nRankMemory\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12&\n\x06\x63laims\x18\x03 \x03(\x0b\x32\x16.dspark.v1.MemoryClaim\"=\n\x0bMemoryClaim\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERINFO_DETAILSENTRY']._loaded_options = None
   _globals['_WORKERINFO_DETAILSENTRY']._serialized_options = b'8\001'
   _globals['_WORKERINFO']._serialized_start=38
-  _globals['_WORKERINFO']._serialized_end=614
-  _globals['_WORKERINFO_DETAILSENTRY']._serialized_start=568
-  _globals['_WORKERINFO_DETAILSENTRY']._serialized_end=614
+  _globals['_WORKERINFO']._serialized_end=690
+  _globals['_WORKERINFO_DETAILSENTRY']._serialized_start=644
+  _globals['_WORKERINFO_DETAILSENTRY']._serialized_end=690
+  _globals['_WORKERMESH']._serialized_start=692
+  _globals['_WORKERMESH']._serialized_end=775
+  _globals['_RANKMEMORY']._serialized_start=777
+  _globals['_RANKMEMORY']._serialized_end=859
+  _globals['_MEMORYCLAIM']._serialized_start=861
+  _globals['_MEMORYCLAIM']._serialized_end=922
 # @@protoc_insertion_point(module_scope)
