@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import grpc
@@ -34,6 +35,9 @@ Write = Callable[[int, int, memoryview], None]
 """Writes a payload at (region, offset). Raises ServingError when that is not allowed."""
 Authorize = Callable[[bytes, bytes], Write]
 """What writes for the hand-off of (key, capability). Raises ServingError when there is none."""
+
+Refusing = Callable[[], AbstractContextManager[None]]
+"""Sees what is refused inside it."""
 
 
 class Piece(NamedTuple):
@@ -124,19 +128,22 @@ async def _write_all(call: Any, messages: Iterator[bytes]) -> None:
         pass
 
 
-def handler(authorize: Authorize) -> grpc.GenericRpcHandler:
+def handler(authorize: Authorize, refusing: Refusing = nullcontext) -> grpc.GenericRpcHandler:
     """The receiving end, for the server of the process that owns the memory."""
 
     async def receive(messages: AsyncIterator[bytes], context: Any) -> bytes:
         metadata = dict(context.invocation_metadata() or ())
-        write = authorize(
-            _as_bytes(metadata.get(KEY_METADATA)), _as_bytes(metadata.get(CAPABILITY_METADATA))
+        key, capability = (
+            _as_bytes(metadata.get(name)) for name in (KEY_METADATA, CAPABILITY_METADATA)
         )
+        with refusing():
+            write = authorize(key, capability)
         count = 0
         async for message in messages:
-            for region, offset, payload in unpack(message):
-                write(region, offset, payload)
-                count += len(payload)
+            with refusing():
+                for region, offset, payload in unpack(message):
+                    write(region, offset, payload)
+                    count += len(payload)
         return _COUNT.pack(count)
 
     method: Any = grpc.stream_unary_rpc_method_handler(receive)  # bytes in, bytes out

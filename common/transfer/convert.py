@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from common.errors import InvalidRequest
-from common.kv_cache.layout import CacheLayout, Region, Retention
+from common.kv_cache.layout import DRAFTER_REGION, CacheLayout, Region, Retention
 from common.rpc import convert
 from common.transfer.handoff import (
     CacheContract,
@@ -49,14 +49,19 @@ def contract_to_pb(contract: CacheContract) -> cache_pb2.CacheContract:
     return cache_pb2.CacheContract(
         model_fingerprint=contract.model_fingerprint,
         regions=[_region_to_pb(region) for region in contract.layout.regions],
+        drafter_fingerprint=contract.drafter_fingerprint,
     )
 
 
 def contract_from_pb(message: cache_pb2.CacheContract) -> CacheContract:
-    """Raises InvalidRequest on a retention that this version does not know."""
+    """Raises InvalidRequest on a retention that this version does not know, and on regions behind the drafter's."""
     regions = tuple(_region_from_pb(region) for region in message.regions)
+    if any(region.name == DRAFTER_REGION for region in regions[:-1]):
+        raise InvalidRequest(f"cache region {DRAFTER_REGION} is not the last one")
     return CacheContract(
-        model_fingerprint=message.model_fingerprint, layout=CacheLayout(regions=regions)
+        model_fingerprint=message.model_fingerprint,
+        layout=CacheLayout(regions=regions),
+        drafter_fingerprint=message.drafter_fingerprint,
     )
 
 
@@ -92,6 +97,7 @@ def acquaintance_to_pb(acquaintance: Acquaintance) -> handoff_service_pb2.MeetRe
         ),
         memory=[_memory_to_pb(memory) for memory in acquaintance.memory],
         transfer_engines=acquaintance.transfer_engines,
+        drafter_difference=acquaintance.drafter_difference,
     )
 
 
@@ -108,6 +114,7 @@ def acquaintance_from_pb(message: handoff_service_pb2.MeetResponse) -> Acquainta
         ),
         memory=tuple(_memory_from_pb(memory) for memory in message.memory),
         transfer_engines=tuple(message.transfer_engines),
+        drafter_difference=message.drafter_difference,
     )
 
 

@@ -31,8 +31,19 @@ POLL_S = 1.0
 def with_faults(engines: Engines, plan: FaultPlan, memory: PoolMemory) -> Engines:
     """The same engines with faults; `memory` is what they were made with."""
     logger.warning("writes go wrong on purpose: %s", plan)
-    faulty = {name: FaultyEngine(engine, plan, memory) for name, engine in engines.by_name.items()}
+    writes = WriteCount()
+    faulty = {
+        name: FaultyEngine(engine, plan, memory, writes=writes)
+        for name, engine in engines.by_name.items()
+    }
     return replace(engines, by_name=faulty)
+
+
+@dataclass(slots=True)
+class WriteCount:
+    """Writes of a process so far, by whichever engine."""
+
+    value: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,13 +65,14 @@ class FaultyEngine:
         plan: FaultPlan,
         memory: PoolMemory,
         *,
+        writes: WriteCount | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         die: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL),
     ) -> None:
-        """`memory` is what `inner` was made with."""
+        """`memory` is what `inner` was made with; engines of one process share `writes`."""
         self.name = inner.name
         self.is_one_sided = inner.is_one_sided
-        self.num_writes = 0
+        self._count = writes or WriteCount()
         self._inner = inner
         self._plan = plan
         self._memory = memory
@@ -68,6 +80,11 @@ class FaultyEngine:
         self._die = die
         self._tasks = Writes()
         self._writes: dict[TransferId, _Write] = {}
+
+    @property
+    def num_writes(self) -> int:
+        """Of the process so far."""
+        return self._count.value
 
     @property
     def descriptor(self) -> EngineDescriptor:
@@ -82,7 +99,7 @@ class FaultyEngine:
         return self._inner.receive()
 
     def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
-        self.num_writes += 1
+        self._count.value += 1
         fault = self._plan.of(self.num_writes)
         if fault is not None:
             logger.warning(

@@ -31,8 +31,9 @@ class GrpcTransferEngine:
         memory: PoolMemory,
         channel_to: Callable[[str], grpc.aio.Channel],
         *,
-        write_timeout_s: float = 60.0,
+        write_timeout_s: Callable[[int], float] = lambda num_bytes: 60.0,
     ) -> None:
+        """`write_timeout_s` says how long a write of so many bytes may take."""
         # A peer needs the control address only, which it has.
         self.descriptor = EngineDescriptor(name=self.name)
         self._memory = memory
@@ -61,15 +62,15 @@ class GrpcTransferEngine:
         await self._writes.close()
 
     async def _write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> None:
+        expected = sum(r.length for r in ranges)
         arrived = await transfer_stream.send(
             self._channel_to(target.address),
             transfer_stream.pack(self._pieces(ranges)),
             peer=target.address,
             key=key_to_pb(target.key).SerializeToString(),
             capability=target.capability,
-            timeout_s=self._write_timeout_s,
+            timeout_s=self._write_timeout_s(expected),
         )
-        expected = sum(r.length for r in ranges)
         if arrived != expected:
             raise TransferFailed(f"{target.address} took {arrived} of {expected} bytes")
 

@@ -26,15 +26,38 @@ class CacheContract:
 
     model_fingerprint: str
     layout: CacheLayout
+    drafter_fingerprint: str = ""
+    """Empty without a drafter."""
 
-    def require_equal(self, other: CacheContract, *, ours: str, theirs: str) -> None:
-        """Raise ContractMismatch that names the first field that differs and both values."""
+    def require_continuable(self, other: CacheContract, *, ours: str, theirs: str) -> str:
+        """Why the drafter's rows have to stay behind, because drafters differ; empty when they travel like all others.
+
+        Raises ContractMismatch that names the first field of the target's that differs and both values.
+        """
         if self.model_fingerprint != other.model_fingerprint:
             raise ContractMismatch(
                 f"model fingerprint is {self.model_fingerprint} at {ours} but {other.model_fingerprint} at {theirs}",
                 metadata={"field": "model_fingerprint"},
             )
-        self.layout.require_equal(other.layout, ours=ours, theirs=theirs)
+        self.layout.target.require_equal(other.layout.target, ours=ours, theirs=theirs)
+        return self._drafter_difference(other, ours=ours, theirs=theirs)
+
+    def _drafter_difference(self, other: CacheContract, *, ours: str, theirs: str) -> str:
+        mine, others = self.layout.drafter, other.layout.drafter
+        if not mine.regions and not others.regions:
+            return ""
+        if not mine.regions or not others.regions:
+            return f"{theirs if mine.regions else ours} has no drafter"
+        try:
+            mine.require_equal(others, ours=ours, theirs=theirs)
+        except ContractMismatch as difference:
+            return difference.message
+        if self.drafter_fingerprint != other.drafter_fingerprint:
+            return (
+                f"drafter fingerprint is {self.drafter_fingerprint} at {ours} but "
+                f"{other.drafter_fingerprint} at {theirs}"
+            )
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.errors import TransferFailed
+from common.errors import InvalidRequest, TransferFailed
 from common.kv_cache.layout import CacheLayout
 from common.transfer.plan import RegionMemory, Rows
 
@@ -46,22 +46,23 @@ def require_complete(
     memory: Sequence[RegionMemory],
     expected: Rows,
 ) -> None:
-    """Raise TransferFailed that names the rows which a manifest lacks, has twice, or should not have."""
+    """Raise TransferFailed that names the rows which a manifest lacks, InvalidRequest for one that no sender may send: too
+    long, with rows twice or unasked for, or with other bytes than its rows have."""
     if len(entries) > MAX_MANIFEST_ENTRIES:
-        raise TransferFailed(
+        raise _malformed(
             f"the manifest has {len(entries)} entries; at most {MAX_MANIFEST_ENTRIES} are read"
         )
     by_region: dict[str, list[ManifestEntry]] = {region.name: [] for region in layout.regions}
     for entry in entries:
         if entry.region not in by_region:
-            raise TransferFailed(f"the manifest names region {entry.region}, which is not expected")
+            raise _malformed(f"the manifest names region {entry.region}, which is not expected")
         by_region[entry.region].append(entry)
     for region, described, rows in zip(layout.regions, memory, expected, strict=True):
         _require_rows(region.name, by_region[region.name], rows)
         row_bytes = len(region.layer_ids) * described.row_bytes
         for entry in by_region[region.name]:
             if entry.num_bytes != entry.num_rows * row_bytes:
-                raise TransferFailed(
+                raise _malformed(
                     f"the manifest counts {entry.num_bytes} bytes for {entry.num_rows} rows of {region.name}; "
                     f"they are {entry.num_rows * row_bytes}"
                 )
@@ -73,7 +74,7 @@ def _require_rows(region: str, entries: list[ManifestEntry], expected: range) ->
         if entry.first_row > reached:
             raise _missing(region, range(reached, entry.first_row))
         if entry.first_row < reached:
-            raise TransferFailed(
+            raise _malformed(
                 f"the manifest has row {entry.first_row} of {region} twice or before the first "
                 f"expected row {expected.start}"
             )
@@ -81,9 +82,13 @@ def _require_rows(region: str, entries: list[ManifestEntry], expected: range) ->
     if reached < expected.stop:
         raise _missing(region, range(reached, expected.stop))
     if reached > expected.stop:
-        raise TransferFailed(
+        raise _malformed(
             f"the manifest has rows of {region} up to {reached - 1}; the last expected one is {expected.stop - 1}"
         )
+
+
+def _malformed(message: str) -> InvalidRequest:
+    return InvalidRequest(message, metadata={"field": "manifest"})
 
 
 def _missing(region: str, rows: range) -> TransferFailed:

@@ -57,3 +57,5 @@ class Acquaintance:
     """In layout order."""
     transfer_engines: tuple[str, ...]
     """What it can use, best first."""
+    drafter_difference: str = ""
+    """Why the drafter's rows must stay behind; empty when they travel."""

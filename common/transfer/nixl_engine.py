@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 INLINE_BYTES = 4 * 1024 * 1024
 """Copied in less than a millisecond, so posted without another thread, which would cost as much again."""
+
+CLOSE_TIMEOUT_S = 5.0
 
 Answer = TypeVar("Answer")
 Descriptors = tuple[npt.NDArray[np.uint64], str]
@@ -89,17 +91,15 @@ class NixlTransferEngine:
         # Posting may copy everything before it returns, which must not hold the event loop up.
         self._posts = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nixl-post")
         self._num_on_thread = 0
+        self._calls: set[asyncio.Task[Any]] = set()
+        """Into NIXL, that have not returned."""
         self._receiver = NixlReceiver(self._agent, self._nixl.errors)
 
     async def connect(
         self, address: str, descriptor: EngineDescriptor, *, timeout_s: float
     ) -> None:
         descriptor.require_regions(self._ours.num_regions, peer=address)
-        known = self._peers.get(address)
-        if known is not None and known.descriptor.endpoint != descriptor.endpoint:
-            # Another process listens there, so the one before is gone and so are its writes.
-            await self._forget(known)
-        peer = self._peers.get(address) or await self._learn(address, descriptor)
+        peer = await self._in_time(self._known(address, descriptor), timeout_s)
         if peer.num_writes:
             # Tearing the connection down would end them here, but what is in its buffers would still arrive.
             raise TransferFailed(f"nixl: {peer.num_writes} writes to {address} have not ended")
@@ -114,9 +114,9 @@ class NixlTransferEngine:
             if await self._writes.poll(probe, timeout_s=timeout_s):
                 return
         except TransferFailed:
-            await self._forget(peer)
+            await self._in_time(self._forget(peer), timeout_s)
             raise
-        await self._forget(peer)
+        await self._in_time(self._forget(peer), timeout_s)
         raise TransferFailed(f"nixl wrote nothing to {address} in {timeout_s} s")
 
     def receive(self) -> Callable[[], None]:
@@ -133,10 +133,10 @@ class NixlTransferEngine:
 
     async def close(self) -> None:
         await self._writes.close()
-        for peer in list(self._peers.values()):
-            await self._forget(peer)
+        with contextlib.suppress(TransferFailed):
+            await self._in_time(self._forget_all(), CLOSE_TIMEOUT_S)
         await asyncio.to_thread(self._receiver.close)
-        self._posts.shutdown()
+        self._posts.shutdown(wait=not self._calls, cancel_futures=True)
 
     async def _write(self, address: str, ranges: Sequence[ByteRange]) -> None:
         peer = self._peers.get(address)
@@ -199,6 +199,13 @@ class NixlTransferEngine:
         with contextlib.suppress(*self._nixl.errors):
             self._agent.release_xfer_handle(handle)
 
+    async def _known(self, address: str, descriptor: EngineDescriptor) -> _Peer:
+        known = self._peers.get(address)
+        if known is not None and known.descriptor.endpoint != descriptor.endpoint:
+            # Another process listens there, so the one before is gone and so are its writes.
+            await self._forget(known)
+        return self._peers.get(address) or await self._learn(address, descriptor)
+
     async def _learn(self, address: str, descriptor: EngineDescriptor) -> _Peer:
         try:
             agent = await self._on_thread(lambda: self._agent.add_remote_agent(descriptor.endpoint))
@@ -214,11 +221,31 @@ class NixlTransferEngine:
         return peer
 
     async def _forget(self, peer: _Peer) -> None:
-        del self._peers[peer.address]
+        self._peers.pop(peer.address, None)
         try:
             await self._on_thread(lambda: self._agent.remove_remote_agent(peer.agent))
         except self._nixl.errors as error:
             logger.debug("nixl: the agent of %s was gone already: %s", peer.address, error)
+
+    async def _forget_all(self) -> None:
+        for peer in list(self._peers.values()):
+            await self._forget(peer)
+
+    async def _in_time(self, work: Coroutine[Any, Any, Answer], timeout_s: float) -> Answer:
+        """Raises TransferFailed when NIXL does not return. It cannot be interrupted, so the work goes on and what it finds
+        out late is there for the next try."""
+        call = asyncio.create_task(work)
+        self._calls.add(call)
+        call.add_done_callback(self._has_returned)
+        done, _ = await asyncio.wait([call], timeout=timeout_s)
+        if not done:
+            raise TransferFailed(f"nixl has not answered in {timeout_s} s")
+        return call.result()
+
+    def _has_returned(self, call: asyncio.Task[Any]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # nobody may be left to hear it
 
     async def _on_thread(self, function: Callable[[], Answer]) -> Answer:
         self._num_on_thread += 1

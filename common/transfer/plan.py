@@ -6,14 +6,11 @@ whatever size, so page counts, ring sizes and draft lengths may differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.errors import ContractMismatch
-from common.kv_cache.layout import CacheLayout, Region, Retention
-
-DRAFTER_REGION = "drafter"
+from common.kv_cache.layout import DRAFTER_REGION, CacheLayout, Region, Retention
 
 Rows = tuple[range, ...]
 """Rows of every region, in layout order; an empty range where a region has none."""
@@ -111,6 +108,8 @@ def plan_writes(
     """The copies that move `rows` of every layer; neighbours on both sides are one range."""
     ranges: list[ByteRange] = []
     for index, region in enumerate(layout.regions):
+        if not rows[index]:
+            continue  # the peer need not even have the drafter's region
         ours, theirs = source.memory[index], destination.memory[index]
         steps = list(
             _in_step(
@@ -153,37 +152,6 @@ def segments(region: Region, placement: Placement, index: int, rows: range) -> I
             offset=block * memory.block_stride_bytes + first % size * memory.row_bytes,
         )
         first = end
-
-
-def require_addressable(
-    layout: CacheLayout, ours: Sequence[RegionMemory], theirs: Sequence[RegionMemory], *, peer: str
-) -> None:
-    """Raise ContractMismatch, naming the field and both values, unless our rows can be written to a peer's memory."""
-    names, peer_names = [m.name for m in ours], [m.name for m in theirs]
-    if names != peer_names:
-        raise ContractMismatch(
-            f"described regions differ: {names} here, {peer_names} at {peer}",
-            metadata={"field": "name"},
-        )
-    for region, mine, other in zip(layout.regions, ours, theirs, strict=True):
-        if mine.row_bytes != other.row_bytes:
-            raise _mismatch(region, "row_bytes", f"{mine.row_bytes} here", other.row_bytes, peer)
-        rows = other.rows_per_block
-        if region.retention is Retention.PAGED and rows != region.rows_per_page:
-            raise _mismatch(
-                region, "rows_per_block", f"{region.rows_per_page} in the contract", rows, peer
-            )
-        if region.retention is Retention.RING and rows < region.window_rows:
-            raise _mismatch(
-                region, "rows_per_block", f"at least {region.window_rows} here", rows, peer
-            )
-
-
-def _mismatch(region: Region, field: str, ours: str, theirs: int, peer: str) -> ContractMismatch:
-    return ContractMismatch(
-        f"cache region {region.name}: {field} is {ours} but {theirs} at {peer}",
-        metadata={"region": region.name, "field": field},
-    )
 
 
 def _in_step(

@@ -38,7 +38,7 @@ def router_config(settings: AllSettings) -> RouterConfig:
 
 def prefill_config(settings: AllSettings) -> PrefillConfig:
     from common.transfer.faults import FaultPlan
-    from services.prefill.config import PrefillConfig
+    from services.prefill.config import HandoffConfig, PrefillConfig
 
     prefill = settings.prefill
     return PrefillConfig(
@@ -50,6 +50,12 @@ def prefill_config(settings: AllSettings) -> PrefillConfig:
         admin_port=prefill.admin_port,
         metrics_compat=settings.metrics_compat,
         advertise_host=prefill.advertise_host,
+        handoff=HandoffConfig(
+            transfer_timeout_s=prefill.transfer_timeout_s,
+            min_transfer_mb_per_s=prefill.min_transfer_mb_per_s,
+            lease_s=prefill.lease_s,
+            sends_drafter_state=prefill.sends_drafter_state,
+        ),
         faults=FaultPlan.parse(prefill.faults),
         admin_key_file=settings.admin.key_file,
         stall_s=prefill.stall_s,

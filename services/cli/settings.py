@@ -58,10 +58,12 @@ class EngineSection(Section):
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
-    quantization: Literal["dequantize", "native"] = Field(
+    quantization: Literal["dequantize", "native", "w8a8"] = Field(
         default="dequantize",
-        description="native: routed experts stay as the checkpoint stores them and are dequantised while they are used, "
-        "which takes a half or a quarter of the memory and more time for every product",
+        description="what becomes of matrices that the checkpoint stores quantised. dequantize: values on load. native: they "
+        "stay as stored and are dequantised while they are used, which takes a half or a quarter of the memory and more time "
+        "for every product. w8a8: the same, but INT8 and FP8 matrices multiply activations quantised to 8 bits, as W8A8 "
+        "checkpoints are made for; other results within the error of 8 bits",
     )
     memory_fraction: float | None = Field(
         default=None,
@@ -189,6 +191,27 @@ class PrefillSection(WorkerSection):
     advertise_host: str = Field(
         default="",
         description="where decode workers reach this one; the host, or the machine's name, if not given",
+    )
+    lease_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="how long handed-over state is kept for another decode worker; routers renew it while its request runs",
+    )
+    transfer_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="a write that has not arrived by then is given up and its request placed again; larger writes have more "
+        "time, as min_transfer_mb_per_s says",
+    )
+    min_transfer_mb_per_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="a write has as many more seconds as its bytes take at so many 10^6 bytes per second",
+    )
+    sends_drafter_state: bool = Field(
+        default=True,
+        description="hand the drafter's rows over; without them decode drafts only after its own first tokens, which shows "
+        "what they are worth",
     )
     faults: str = Field(
         default="",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 import grpc.aio
 
@@ -17,7 +18,7 @@ from common.rpc.admin_servicer import register_admin
 from common.rpc.channel import open_channel
 from common.rpc.server import build_server
 from common.rpc.tracing import server_interceptors
-from common.rpc.worker_info import WorkerIdentity, describe
+from common.rpc.worker_info import WorkerIdentity, WorkerMesh, describe
 from common.rpc.worker_process import run_worker, unless_stopped
 from common.telemetry.admin import AdminServer
 from common.telemetry.metrics import WorkerMetrics
@@ -120,24 +121,18 @@ def build_worker(
         draft_length=loaded.engine.config.draft_length,
         num_pages=loaded.num_pages,
         num_slots=loaded.num_slots,
-        num_groups=loaded.engine.num_groups,
+        mesh=WorkerMesh(**asdict(config.engine.mesh), device=config.engine.device),
+        memory=loaded.memory,
         transfer_engines=engines.names,
         computes_prompts=config.computes_prompts,
-        details=loaded.ledger.details(),
     )
     engine = config.engine
-    describe(
-        identity,
-        metrics.process,
-        dtype=engine.dtype,
-        device=engine.device,
-        max_step_rows=engine.max_step_rows,
-    )
-    for kind, num_bytes in loaded.ledger.by_kind().items():
-        metrics.engine.set_device_memory(kind.value, num_bytes)
+    describe(identity, metrics.process, dtype=engine.dtype, max_step_rows=engine.max_step_rows)
+    metrics.engine.set_device_memory(loaded.memory)
     return DecodeWorker(
         loaded.engine,
         identity=identity,
+        drafter_fingerprint=loaded.drafter_fingerprint,
         memory=memory,
         engines=engines,
         metrics=metrics,

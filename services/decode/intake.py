@@ -127,7 +127,6 @@ class Intake:
                 grant.require(region, offset, len(payload))
             except InvalidRequest as error:
                 self.counts["refused_writes"] += 1
-                self._metrics.refusals.labels(reason="write").inc()
                 logger.warning("hand-off of request %s: %s", key.request_id, error)
                 raise
             self._memory.write(region, offset, payload)
@@ -153,7 +152,8 @@ class Intake:
     async def complete(self, key: HandoffKey, capability: bytes, result: HandoffResult) -> bool:
         """Check that everything came and hold the request ready; False asks for all bytes once more.
 
-        Raises TransferFailed, the reservation being given up, when rows are missing or the second try differs too.
+        Raises TransferFailed when rows are missing or the second try differs too, and InvalidRequest when the manifest is
+        malformed; the reservation is given up then.
         """
         reservation = self._authorize(key, capability)
         incoming = self._find(key)
@@ -202,6 +202,10 @@ class Intake:
         """Name of the engine that carried a hand-off that is still known."""
         return self._incoming[reservation.reservation_id].engine.name
 
+    def drafter_difference(self, reservation: Reservation) -> str:
+        """Why a hand-off that is still known brought no drafter state, when it is because of who sent it."""
+        return self._meetings.drafter_difference(self._incoming[reservation.reservation_id].key)
+
     def result_of(self, reservation: Reservation) -> HandoffResult:
         """What arrived for a reservation that is READY."""
         result = self._incoming[reservation.reservation_id].result
@@ -244,7 +248,6 @@ class Intake:
             )
         except ServingError as error:
             self.counts[f"refused_{error.reason.lower()}"] += 1
-            self._metrics.refusals.labels(reason=error.reason.lower()).inc()
             raise
 
     def _find(self, key: HandoffKey) -> Incoming:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from common.engine.crossing import Crossing, Steps
 from common.engine.request import StepReport
-from common.engine.thread import Crossing, Steps
 
 
 def run_decode_loop(engine: Steps, crossing: Crossing[StepReport]) -> None:

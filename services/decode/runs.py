@@ -56,7 +56,8 @@ class Runs:
         )
         fallback = ""
         if not result.has_drafter_state and self._draft_length:
-            fallback = "the prefill worker sent no drafter state"
+            why = self._intake.drafter_difference(reservation)
+            fallback = "the prefill worker sent no drafter state" + (f": {why}" if why else "")
             self._metrics.spec_decode.drafter_fallbacks.inc()
         # What was committed since the state was computed begins with its first token.
         is_news = len(request.tokens) > context.length
@@ -120,6 +121,9 @@ class Runs:
         self._metrics.engine.tokens_discarded.inc(rounds.num_uncommitted)
 
     async def remove(self, reservation: Reservation) -> None:
-        """Return when the engine has let go of a request: it may be in the middle of a step that writes its pages."""
+        """Return when the engine has let go of a request: it may be in the middle of a step that writes its pages.
+
+        Bounded by that step alone; whoever wants the request gone, `Endings.end_older`, has a deadline of its own.
+        """
         await self._engine.remove(reservation.request_id)
         del self._running[reservation.request_id]

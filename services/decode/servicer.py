@@ -38,7 +38,8 @@ def register(worker: DecodeWorker, server: grpc.aio.Server) -> None:
     """Add everything that a decode worker serves."""
     decode_service_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(worker), server)
     add_HandoffServiceServicer_to_server(HandoffServicer(worker), server)
-    server.add_generic_rpc_handlers((transfer_stream.handler(_authorize_with(worker)),))
+    counting = worker.metrics.transfer.counting_refusals
+    server.add_generic_rpc_handlers((transfer_stream.handler(_authorize_with(worker), counting),))
 
 
 class DecodeServicer(decode_service_pb2_grpc.DecodeServiceServicer):
@@ -50,13 +51,14 @@ class DecodeServicer(decode_service_pb2_grpc.DecodeServiceServicer):
     async def Reserve(
         self, request: decode_service_pb2.ReserveRequest, context: Context
     ) -> decode_service_pb2.ReserveResponse:
-        reservation = await self._worker.reserve(
-            RequestId(request.request_id),
-            request.epoch,
-            num_tokens=request.num_tokens,
-            max_length=request.max_length,
-            model_fingerprint=request.model_fingerprint,
-        )
+        with self._worker.metrics.transfer.counting_refusals():
+            reservation = await self._worker.reserve(
+                RequestId(request.request_id),
+                request.epoch,
+                num_tokens=request.num_tokens,
+                max_length=request.max_length,
+                model_fingerprint=request.model_fingerprint,
+            )
         return decode_service_pb2.ReserveResponse(
             reservation_id=reservation.reservation_id,
             capability=reservation.capability,
@@ -94,8 +96,9 @@ class DecodeServicer(decode_service_pb2_grpc.DecodeServiceServicer):
     ) -> None:
         try:
             async for request in requests:
-                for command in request.commands:
-                    self._obey(command, outbox)
+                with self._worker.metrics.transfer.counting_refusals():
+                    for command in request.commands:
+                        self._obey(command, outbox)
         finally:
             outbox.close()
 
@@ -128,26 +131,31 @@ class HandoffServicer(HandoffServiceServicer):
         self._intake = worker.intake
         self._meetings = worker.meetings
         self._quarantine = worker.quarantine
+        self._refusals = worker.metrics.transfer
 
     async def Meet(
         self, request: handoff_service_pb2.MeetRequest, context: Context
     ) -> handoff_service_pb2.MeetResponse:
-        introduction = transfer_convert.introduction_from_pb(request)
-        return transfer_convert.acquaintance_to_pb(self._meetings.meet(introduction))
+        with self._refusals.counting_refusals():
+            introduction = transfer_convert.introduction_from_pb(request)
+            return transfer_convert.acquaintance_to_pb(self._meetings.meet(introduction))
 
     async def Negotiate(
         self, request: handoff_service_pb2.NegotiateRequest, context: Context
     ) -> handoff_service_pb2.NegotiateResponse:
         key = transfer_convert.key_from_pb(request.key)
         offer = transfer_convert.offer_from_pb(request)
-        return transfer_convert.terms_to_pb(self._intake.negotiate(key, request.capability, offer))
+        with self._refusals.counting_refusals():
+            terms = self._intake.negotiate(key, request.capability, offer)
+        return transfer_convert.terms_to_pb(terms)
 
     async def Arrived(
         self, request: handoff_service_pb2.ArrivedRequest, context: Context
     ) -> handoff_service_pb2.ArrivedResponse:
         key = transfer_convert.key_from_pb(request.key)
         entries = transfer_convert.entries_from_pb(request.rows)
-        await self._intake.arrived(key, request.capability, entries)
+        with self._refusals.counting_refusals():
+            await self._intake.arrived(key, request.capability, entries)
         return handoff_service_pb2.ArrivedResponse()
 
     async def Complete(
@@ -155,7 +163,8 @@ class HandoffServicer(HandoffServiceServicer):
     ) -> handoff_service_pb2.CompleteResponse:
         key = transfer_convert.key_from_pb(request.key)
         result = transfer_convert.result_from_pb(request)
-        is_whole = await self._intake.complete(key, request.capability, result)
+        with self._refusals.counting_refusals():
+            is_whole = await self._intake.complete(key, request.capability, result)
         return handoff_service_pb2.CompleteResponse(
             accepted=is_whole, resend=not is_whole, digest_s=self._intake.digest_s(key)
         )
@@ -164,8 +173,9 @@ class HandoffServicer(HandoffServiceServicer):
         self, request: handoff_service_pb2.AbortHandoffRequest, context: Context
     ) -> handoff_service_pb2.AbortHandoffResponse:
         key = transfer_convert.key_from_pb(request.key)
-        if self._intake.abort(key, request.capability, request.reason) is None:
-            self._quarantine.acknowledge(key, request.capability)
+        with self._refusals.counting_refusals():
+            if self._intake.abort(key, request.capability, request.reason) is None:
+                self._quarantine.acknowledge(key, request.capability)
         return handoff_service_pb2.AbortHandoffResponse()
 
 
@@ -182,7 +192,10 @@ def load_of(worker: DecodeWorker) -> WorkerLoad:
         num_quarantined_pages=worker.quarantine.num_pages,
         draining=worker.is_draining,
         safe_to_delete=worker.is_safe_to_delete,
-        details={name: str(count) for name, count in worker.intake.counts.items()},
+        details={
+            **{name: str(count) for name, count in worker.intake.counts.items()},
+            **worker.meetings.details(),
+        },
     )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
 
+from common.engine.crossing import Steps
 from common.engine.memory import Memory
 from common.engine.meter import StepMeter, follow_engine
 from common.engine.request import StepReport
-from common.engine.thread import EngineThread, Steps
+from common.engine.thread import EngineThread
 from common.errors import (
     Draining,
     InvalidRequest,
@@ -55,6 +57,7 @@ class DecodeWorker:
         engine: Steps,
         *,
         identity: WorkerIdentity,
+        drafter_fingerprint: str,
         memory: PoolMemory,
         engines: Engines,
         metrics: WorkerMetrics,
@@ -67,13 +70,15 @@ class DecodeWorker:
         self.room = Memory(
             num_pages=identity.num_pages,
             num_slots=identity.num_slots,
-            num_groups=identity.num_groups,
+            num_groups=identity.mesh.dp,
         )
         self.reservations = Reservations(self.room, lifetime_s=reservation_s, clock=clock)
         self.meetings = Meetings(
             memory=memory,
             contract=CacheContract(
-                model_fingerprint=identity.model_fingerprint, layout=memory.layout
+                model_fingerprint=identity.model_fingerprint,
+                layout=memory.layout,
+                drafter_fingerprint=drafter_fingerprint,
             ),
             engines=engines,
             generation=identity.generation,
@@ -159,6 +164,7 @@ class DecodeWorker:
             if self._admissions.is_known(reservation, outbox):
                 return
         except ServingError as error:
+            self.metrics.transfer.count_refusal(error)
             outbox.put(Failed(request_id=context.request_id, epoch=context.epoch, error=error))
             return
         computes_prompt = (
@@ -270,10 +276,11 @@ class DecodeWorker:
         self.is_draining = True
         for reservation in self.reservations.all():
             self.end(reservation, WorkerLost("the decode worker stops"))
-        await self._endings.wait()
+        ended = asyncio.ensure_future(self._endings.wait())
+        await self.engine.stop(after=ended)
+        await ended
         await self.quarantine.close()
         await self._senders.close()
-        await self.engine.stop()
         await self._engines.close()
 
     def _on_ready(self, reservation: Reservation) -> None:

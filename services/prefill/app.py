@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 import grpc.aio
 
@@ -17,7 +18,7 @@ from common.rpc.admin_key import AdminKey
 from common.rpc.admin_servicer import register_admin
 from common.rpc.server import build_server
 from common.rpc.tracing import client_interceptors, server_interceptors
-from common.rpc.worker_info import WorkerIdentity, describe
+from common.rpc.worker_info import WorkerIdentity, WorkerMesh, describe
 from common.rpc.worker_process import run_worker, unless_stopped
 from common.telemetry.admin import AdminServer
 from common.telemetry.metrics import WorkerMetrics
@@ -120,7 +121,7 @@ def build_worker(
     memory = PoolMemory(loaded.engine.pool)
     peers = Peers(client_interceptors(tracing))
     grpc_engine = GrpcTransferEngine(
-        memory, peers.channel, write_timeout_s=config.handoff.transfer_timeout_s
+        memory, peers.channel, write_timeout_s=config.handoff.write_timeout_s
     )
     engines = open_engines(config.transfer.at(config.host), memory, grpc_engine)
     if config.faults.faults:
@@ -134,25 +135,22 @@ def build_worker(
         draft_length=loaded.engine.config.draft_length,
         num_pages=loaded.num_pages,
         num_slots=loaded.num_slots,
-        num_groups=loaded.engine.num_groups,
+        mesh=WorkerMesh(**asdict(config.engine.mesh), device=config.engine.device),
+        memory=loaded.memory,
         transfer_engines=engines.names,
-        details=loaded.ledger.details(),
     )
     engine = config.engine
-    describe(
-        identity,
-        metrics.process,
-        dtype=engine.dtype,
-        device=engine.device,
-        max_step_rows=engine.max_step_rows,
-    )
-    for kind, num_bytes in loaded.ledger.by_kind().items():
-        metrics.engine.set_device_memory(kind.value, num_bytes)
+    describe(identity, metrics.process, dtype=engine.dtype, max_step_rows=engine.max_step_rows)
+    metrics.engine.set_device_memory(loaded.memory)
     pairs = Pairs(
         peers=peers,
         engines=engines,
         memory=memory,
-        contract=CacheContract(model_fingerprint=loaded.fingerprint, layout=loaded.layout),
+        contract=CacheContract(
+            model_fingerprint=loaded.fingerprint,
+            layout=loaded.layout,
+            drafter_fingerprint=loaded.drafter_fingerprint,
+        ),
         generation=identity.generation,
         config=config.transfer,
         metrics=metrics.transfer,

@@ -22,8 +22,11 @@ class HandoffConfig:
     """How finished state leaves."""
 
     negotiate_timeout_s: float = 5.0
-    transfer_timeout_s: float = 60.0
-    """For the bytes that are under way at one time."""
+    transfer_timeout_s: float = 10.0
+    """For the bytes that are under way at one time, and more by as many seconds as they take at `min_transfer_mb_per_s`."""
+    min_transfer_mb_per_s: float = 10.0
+    """10^6 bytes per second; a write that is slower is given up. A chunk of a prompt is some megabytes and thus given up
+    soon, what a lease keeps of a million tokens some thousands and waited for as long as a slow link takes."""
     complete_timeout_s: float = 30.0
     """The receiver digests all bytes in that time."""
     announced_bytes: int = 1 << 19
@@ -39,6 +42,7 @@ class HandoffConfig:
         for name in (
             "negotiate_timeout_s",
             "transfer_timeout_s",
+            "min_transfer_mb_per_s",
             "complete_timeout_s",
             "abort_timeout_s",
         ):
@@ -46,6 +50,10 @@ class HandoffConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a value above 0")
         if self.lease_s < 0:
             raise ConfigError(f"lease_s is {self.lease_s}; give 0 or more")
+
+    def write_timeout_s(self, num_bytes: int) -> float:
+        """How long a write of so many bytes may take."""
+        return self.transfer_timeout_s + num_bytes / (self.min_transfer_mb_per_s * 1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

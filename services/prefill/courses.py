@@ -137,6 +137,7 @@ class Courses:
                 why = error.message
             job.is_ending = True
             if is_computing:
+                # Bounded by the engine's step alone, as its pages are; whoever wants the job gone has a deadline of its own.
                 await self._engine.remove(job.context.request_id)
             has_stopped = await handoff.stop(timeout_s=ASK_TIMEOUT_S)
             if has_stopped:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc.aio
 
 from common.errors import (
-    ContractMismatch,
     DeadlinePassed,
+    InvalidRequest,
     PairUnknown,
     ServingError,
     TransferFailed,
     WorkerLost,
 )
-from common.kv_cache.layout import num_pages_for
 from common.rpc.status import error_of_call
 from common.telemetry.tracing import part
 from common.transfer import convert
@@ -26,6 +25,7 @@ from common.transfer.digest import RowDigest
 from common.transfer.engine import WriteTarget
 from common.transfer.handoff import HandoffKey, HandoffOffer, HandoffResult, HandoffTerms
 from common.transfer.manifest import manifest_of
+from common.transfer.peer_memory import require_placeable
 from common.transfer.plan import (
     Placement,
     Rows,
@@ -85,6 +85,8 @@ class Handoff:
         self._announcements: list[asyncio.Task[None]] = []
         self._announcing = asyncio.Lock()
         """One after the other, as the receiver takes rows in order."""
+        self._sends_drafter_state = sender.config.sends_drafter_state
+        """Known from the negotiation on: the peer may have another drafter."""
         self._wire: Wire | None = None
         """There is one from the negotiation on."""
         self._destination: Placement
@@ -100,26 +102,25 @@ class Handoff:
         return self._ticket.address
 
     async def negotiate(self) -> None:
-        """Agree with the decode worker, which was met before, on memory. Raises what it refuses with."""
+        """Agree with the decode worker, which was met before, on memory. Raises what either side refuses with."""
         pairs = self._sender.pairs
         with self._failures_named():
             pair = await pairs.get(self._ticket.address)
+        try:
+            terms = await self._negotiate_with(pair)
+        except PairUnknown as unknown:
+            logger.info("%s is met again: %s", pair.address, unknown.message)
+            with self._failures_named():
+                pair = await pairs.meet_again(pair)
             try:
                 terms = await self._negotiate_with(pair)
-            except PairUnknown as unknown:
-                logger.info("%s is met again: %s", pair.address, unknown.message)
-                pair = await pairs.meet_again(pair)
-                terms = await self._negotiate_with(pair)
-            except ServingError:
-                self._sender.metrics.failures.labels(reason="refused").inc()
-                raise
-        num_pages = num_pages_for(self._num_tokens)
-        if len(terms.page_ids) != num_pages:
-            raise ContractMismatch(
-                f"{self._ticket.address} granted {len(terms.page_ids)} pages; "
-                f"{self._num_tokens} tokens have {num_pages}",
-                metadata={"field": "page_ids"},
+            except PairUnknown as still:  # it restarts faster than we meet it
+                raise self._failed(still) from still
+        with self._sender.metrics.counting_refusals(), self._failures_named():
+            require_placeable(
+                pair.layout, pair.memory, terms, self._num_tokens, peer=self._ticket.address
             )
+        self._sends_drafter_state &= not pair.drafter_difference
         self._wire = Wire(
             self._sender,
             pair,
@@ -149,7 +150,7 @@ class Handoff:
             first_token_id=first.token_id,
             first_logprob=first.logprob,
             proposal=first.proposal,
-            has_drafter_state=self._sender.config.sends_drafter_state,
+            has_drafter_state=self._sends_drafter_state,
         )
         if (await self._complete(result)).resend:
             logger.warning(
@@ -223,15 +224,17 @@ class Handoff:
     async def _send(self, rows: Rows) -> int:
         assert self._wire is not None, "nothing was negotiated"
         ranges = plan_writes(self._layout, self.source, self._destination, rows)
-        with self._failures_named():
-            return await self._wire.send(ranges)
+        try:
+            return await self._wire.send(ranges)  # counts its failures itself
+        except (WorkerLost, DeadlinePassed, InvalidRequest) as error:
+            raise self._failed(error) from error
 
     def _final_rows(self, num_computed: int) -> Rows:
         return final_rows(
             self._layout,
             self._num_tokens,
             num_computed,
-            has_drafter_state=self._sender.config.sends_drafter_state,
+            has_drafter_state=self._sends_drafter_state,
         )
 
     async def _complete(self, result: HandoffResult) -> pb.CompleteResponse:
@@ -252,9 +255,21 @@ class Handoff:
 
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:
-        """A peer that is gone or slow is, to whoever asked us, a hand-off that failed; refusals keep their names."""
+        """A peer that is gone or slow is, to whoever asked us, a hand-off that failed; refusals keep their names, but what we
+        said wrongly is no mistake of whoever asked us."""
+        failures = self._sender.metrics.failures
         try:
             yield
         except (WorkerLost, DeadlinePassed) as error:
-            self._sender.metrics.failures.labels(reason="peer_lost").inc()
-            raise TransferFailed(f"hand-off to {self._ticket.address}: {error.message}") from error
+            failures.labels(reason="peer_lost").inc()
+            raise self._failed(error) from error
+        except (PairUnknown, TransferFailed):
+            raise
+        except ServingError as error:
+            failures.labels(reason="refused").inc()
+            if isinstance(error, InvalidRequest):
+                raise self._failed(error) from error
+            raise
+
+    def _failed(self, error: ServingError) -> TransferFailed:
+        return TransferFailed(f"hand-off to {self._ticket.address}: {error.message}")

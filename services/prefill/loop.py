@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.engine.crossing import Crossing, Steps
 from common.engine.request import Request, RoundResult, StepReport
-from common.engine.thread import Crossing, Steps
 from common.types import Proposal, RequestId, TokenLogprob
 
 

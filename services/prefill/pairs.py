@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc.aio
 
-from common.errors import ContractMismatch, TransferFailed
+from common.errors import ContractMismatch, ServingError, TransferFailed
+from common.kv_cache.layout import CacheLayout
 from common.rpc.status import error_of_call
 from common.telemetry.metrics import TransferMetrics
 from common.telemetry.tracing import apart
@@ -19,7 +20,8 @@ from common.transfer.engines import Engines
 from common.transfer.handoff import CacheContract
 from common.transfer.meeting import Acquaintance, Introduction
 from common.transfer.memory import PoolMemory
-from common.transfer.plan import RegionMemory, require_addressable
+from common.transfer.peer_memory import require_addressable
+from common.transfer.plan import RegionMemory
 from services.prefill.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -38,8 +40,12 @@ class Pair:
     engine: TransferEngine
     reason: str
     """Why this engine, for people."""
+    layout: CacheLayout
+    """Of what travels: ours, without the drafter's region when drafters differ."""
     memory: tuple[RegionMemory, ...]
-    """The decode worker's, in layout order."""
+    """The decode worker's, in the order of that layout."""
+    drafter_difference: str
+    """Why the drafter's rows stay behind; empty when they travel."""
 
 
 class Pairs:
@@ -75,11 +81,17 @@ class Pairs:
         return len(self._pairs)
 
     def details(self) -> dict[str, str]:
-        """Engine and reason for every decode worker, for people."""
-        return {
+        """Engine and reason for every decode worker, and whose drafter differs, for people."""
+        engines = {
             f"transfer_engine {pair.address}": f"{pair.engine.name} ({pair.reason})"
             for pair in self._pairs.values()
         }
+        drafters = {
+            f"drafter_state {pair.address}": f"not sent: {pair.drafter_difference}"
+            for pair in self._pairs.values()
+            if pair.drafter_difference
+        }
+        return engines | drafters
 
     async def connect(self, address: str, generation: str) -> Pair:
         """Meet a decode worker before a request needs it; nothing happens when it is known in that generation.
@@ -89,10 +101,12 @@ class Pairs:
         known = self._pairs.get(address)
         if known is not None and known.generation == generation:
             return known
+        await self._peers.wait_connected(address)
         return await self._meet(address, "warm")
 
     async def get(self, address: str) -> Pair:
         """For a hand-off. A worker that was not met is met now, which is counted. Raises as `connect`."""
+        await self._peers.wait_connected(address)
         return self._pairs.get(address) or await self._meet(address, "cold")
 
     async def meet_again(self, stale: Pair) -> Pair:
@@ -138,6 +152,8 @@ class Pairs:
         del self._meetings[address]
         if not meeting.cancelled() and (error := meeting.exception()) is not None:
             logger.info("%s was not met: %s", address, error)  # whoever waited hears it too
+            if isinstance(error, ServingError):
+                self._metrics.count_refusal(error)
 
     async def _introduce(self, address: str) -> Pair:
         """Try the engines that both have from the best to the slowest, until bytes arrive through one."""
@@ -151,9 +167,9 @@ class Pairs:
                     f"{address} chose transfer engine {name!r}, which was not among {offered}",
                     metadata={"field": "transfer_engine"},
                 )
-            require_addressable(
-                self._memory.layout, self._memory.regions, answer.memory, peer=address
-            )
+            answer, layout = self._fitted(answer)
+            ours = self._memory.regions[: len(layout.regions)]
+            require_addressable(layout, ours, answer.memory, peer=address)
             engine = self.engines.by_name[name]
             try:
                 await engine.connect(
@@ -167,7 +183,19 @@ class Pairs:
                 if len(offered) == 1:
                     raise
                 continue
-            return self._acquainted(address, answer, engine, failed)
+            return self._acquainted(address, answer, layout, engine, failed)
+
+    def _fitted(self, answer: Acquaintance) -> tuple[Acquaintance, CacheLayout]:
+        """What travels, and the peer's memory as if it had our regions; its drafter's is not written to when ours differs."""
+        layout = self._memory.layout
+        if not answer.drafter_difference:
+            return answer, layout
+        num_regions, num_shared = len(layout.regions), len(layout.target.regions)
+        addresses = answer.engine.region_addresses
+        if len(addresses) >= num_shared:
+            addresses = addresses[:num_shared] + (0,) * (num_regions - num_shared)
+        engine = replace(answer.engine, region_addresses=addresses)
+        return replace(answer, memory=answer.memory[:num_shared], engine=engine), layout.target
 
     async def _ask(self, address: str, offered: list[str]) -> Acquaintance:
         introduction = Introduction(
@@ -186,7 +214,12 @@ class Pairs:
         return convert.acquaintance_from_pb(answer)
 
     def _acquainted(
-        self, address: str, answer: Acquaintance, engine: TransferEngine, failed: dict[str, str]
+        self,
+        address: str,
+        answer: Acquaintance,
+        layout: CacheLayout,
+        engine: TransferEngine,
+        failed: dict[str, str],
     ) -> Pair:
         reason = self._why(engine.name, address, answer, failed)
         pair = Pair(
@@ -194,7 +227,9 @@ class Pairs:
             generation=answer.generation,
             engine=engine,
             reason=reason,
+            layout=layout,
             memory=answer.memory,
+            drafter_difference=answer.drafter_difference,
         )
         self._pairs[address] = pair
         self._metrics.chose_engine(peer=address, engine=engine.name, reason=reason)
@@ -203,6 +238,8 @@ class Pairs:
             logger.warning("state goes to %s only by %s: %s", address, engine.name, reason)
         else:
             logger.info("state goes to %s by %s: %s", address, engine.name, reason)
+        if pair.drafter_difference:
+            logger.warning("no drafter state goes to %s: %s", address, pair.drafter_difference)
         if self.engines.wanted in failed and self.engines.wanted in self.engines.by_name:
             asyncio.get_running_loop().call_later(RETRY_S, self._try_better, pair)
         return pair

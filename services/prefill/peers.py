@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import grpc
 import grpc.aio
 
 from common.rpc.channel import open_channel
-from common.rpc.liveness import is_gone
+from common.rpc.liveness import is_gone, is_refused
 from dspark.v1 import decode_service_pb2
 from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
 from dspark.v1.handoff_service_pb2_grpc import HandoffServiceStub
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     # The generated module has the typed stub for type checkers only.
     from dspark.v1.decode_service_pb2_grpc import DecodeServiceAsyncStub
     from dspark.v1.handoff_service_pb2_grpc import HandoffServiceAsyncStub
+
+
+RECONNECT_S = 2.0
+"""Twice the longest time that a channel waits before it connects again."""
 
 
 class Peers:
@@ -38,6 +44,21 @@ class Peers:
 
     def handoff_stub(self, address: str) -> HandoffServiceAsyncStub:
         return HandoffServiceStub(self.channel(address))
+
+    async def wait_connected(self, address: str) -> None:
+        """Return when a call has its chance; says nothing about how it will end.
+
+        A channel that could not connect fails calls at once until it has tried again, and a worker that was restarted
+        is back sooner than that. One that refuses connections is not waited for.
+        """
+        channel = self.channel(address)
+        if channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return
+        if await is_refused(address, timeout_s=RECONNECT_S):
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RECONNECT_S):
+                await channel.channel_ready()
 
     async def is_gone(self, address: str, generation: str, *, timeout_s: float) -> bool:
         """Whether the decode worker of that generation has certainly ended."""

@@ -80,9 +80,10 @@ class PrefillServicer(PrefillServiceServicer):
         self, request: pb.StopHandoffRequest, context: Context
     ) -> pb.StopHandoffResponse:
         key = transfer_convert.key_from_pb(request.key)
+        with self._worker.metrics.transfer.counting_refusals():
+            has_stopped = await self._worker.stop_handoff(key, request.capability)
         return pb.StopHandoffResponse(
-            stopped=await self._worker.stop_handoff(key, request.capability),
-            generation=self._worker.identity.generation,
+            stopped=has_stopped, generation=self._worker.identity.generation
         )
 
     async def ReleaseLease(

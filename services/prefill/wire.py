@@ -30,7 +30,7 @@ class Wire:
             return 0
         sender, engine, metrics = self._sender, self._pair.engine, self._sender.metrics
         num_bytes = sum(r.length for r in ranges)
-        timeout_s = sender.config.transfer_timeout_s
+        timeout_s = sender.config.write_timeout_s(num_bytes)
         with (
             part(
                 "kv_transfer.send",
@@ -52,7 +52,7 @@ class Wire:
             sender.pairs.distrust(self._pair)
             metrics.failures.labels(reason="timeout").inc()
             raise TransferFailed(
-                f"{num_bytes} bytes did not reach {self._target.address} in {timeout_s} s"
+                f"{num_bytes} bytes did not reach {self._target.address} in {timeout_s:.1f} s"
             )
         self._transfer = None
         self.writes.add(Span(began=began, ended=sender.clock(), num_bytes=num_bytes))

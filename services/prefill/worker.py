@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from common.engine.crossing import Steps
 from common.engine.memory import Memory
 from common.engine.meter import StepMeter, follow_engine
-from common.engine.thread import EngineThread, Steps
+from common.engine.thread import EngineThread
 from common.errors import (
     CapabilityRefused,
     Draining,
@@ -73,7 +74,7 @@ class PrefillWorker:
             Memory(
                 num_pages=identity.num_pages,
                 num_slots=identity.num_slots,
-                num_groups=identity.num_groups,
+                num_groups=identity.mesh.dp,
             ),
             self.leases,
             max_queued=max_queued,
@@ -213,8 +214,9 @@ class PrefillWorker:
         jobs = list(self._jobs.values())
         for job in jobs:
             job.cancel(WorkerLost("the prefill worker stops"))
-        await asyncio.gather(*(job.wait_ended() for job in jobs))
-        await self.engine.stop()
+        ended = asyncio.gather(*(job.wait_ended() for job in jobs))
+        await self.engine.stop(after=ended)
+        await ended
         await self.pairs.close()
         await self._peers.close()
 

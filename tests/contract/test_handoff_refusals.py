@@ -7,7 +7,7 @@ import secrets
 import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -28,6 +28,7 @@ from common.errors import (
 from common.kv_cache.layout import CacheLayout
 from common.rpc import transfer_stream
 from common.rpc.status import error_of_call
+from common.telemetry.metrics.transfer import REFUSALS
 from common.transfer import convert
 from common.transfer.handoff import CacheContract, HandoffKey, HandoffOffer, HandoffResult
 from common.transfer.manifest import MAX_MANIFEST_ENTRIES, ManifestEntry, manifest_of
@@ -35,6 +36,7 @@ from common.transfer.meeting import Introduction
 from common.transfer.plan import live_rows
 from common.types import Proposal, RequestContext
 from dspark.v1 import handoff_service_pb2
+from tests.support import figures
 from tests.support.fake_engine import FINGERPRINT, FakeEngine, loaded
 from tests.support.handoff_cluster import Cluster, a_context, cluster
 from tests.support.small_cache import small_layout
@@ -56,6 +58,14 @@ async def refusal(call: Any) -> ServingError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return error_of_call(caught.value, peer="peer")
+
+
+def refusals(it: Cluster) -> dict[str, float]:
+    """What the decode worker has counted, by reason; nothing that is 0."""
+    name = "dspark_kv_refusals_total"
+    registry = it.decode.metrics.registry
+    counts = {reason: figures.figure(registry, name, reason=reason) for reason in REFUSALS}
+    return {reason: count for reason, count in counts.items() if count}
 
 
 async def refused_prefill(call: Any) -> ServingError:
@@ -103,7 +113,9 @@ async def meet(
     introduction = Introduction(
         generation="g1",
         address="prefill:1",
-        contract=CacheContract(model_fingerprint=fingerprint, layout=layout),
+        contract=CacheContract(
+            model_fingerprint=fingerprint, layout=layout, drafter_fingerprint="drafter"
+        ),
         transfer_engines=transfer_engines,
     )
     return await it.handoff_stub.Meet(convert.introduction_to_pb(introduction), timeout=WAIT_S)
@@ -156,12 +168,14 @@ async def test_a_contract_that_differs_is_refused_by_field_with_both_values(
     error = await refusal(meet(it, CacheLayout(regions=tuple(regions))))
     assert isinstance(error, ContractMismatch)
     assert re.search(words, error.message)
+    assert refusals(it) == {"contract_mismatch": 1}
     # Nobody was met, so nothing can be handed over.
     context = a_context(130)
     reserved = await it.reserve(context)
     key = key_of(context, reserved)
     unknown = refusal(negotiate(it, key, reserved.capability, offer(130)))
     assert isinstance(await unknown, PairUnknown)
+    assert refusals(it) == {"contract_mismatch": 1, "pair_unknown": 1}
     # The reservation is as it was: a peer that fits may still use it.
     await meet(it)
     await negotiate(it, key, reserved.capability, offer(130))
@@ -187,6 +201,7 @@ async def test_a_sender_that_does_not_fit_is_refused_by_name(
     error = await refusal(meet(it, **changes))
     assert isinstance(error, ContractMismatch)
     assert words in error.message
+    assert refusals(it) == {"contract_mismatch": 1}
 
 
 @pytest.mark.parametrize(
@@ -211,6 +226,7 @@ async def test_terms_that_do_not_fit_are_refused_by_name(
     error = await refusal(negotiate(it, key_of(context, reserved), reserved.capability, what))
     assert isinstance(error, kind)
     assert words in error.message
+    assert sum(refusals(it).values()) == 1
     await release(it, context, reserved)
 
 
@@ -245,6 +261,7 @@ async def test_only_the_holder_of_the_capability_may_negotiate_write_complete_or
     stream = it.stream()
     await stream.admit(context, reserved, capability=wrong)
     assert (await stream.next("failed")).reason == "CAPABILITY_REFUSED"
+    assert refusals(it) == {"capability_refused": 6}
     await release(it, context, reserved)
 
 
@@ -300,6 +317,7 @@ async def test_writes_outside_the_grant_are_refused_and_leave_no_trace(it: Clust
         with pytest.raises(InvalidRequest, match=words):
             await write(it, key, reserved.capability, message)
     assert it.decode.intake.counts["refused_writes"] == len(cases)
+    assert refusals(it) == {"write": len(cases)}
     assert it.decode.intake.counts["received_bytes"] == 0 < total
     # The last page of the reservation is for generated tokens: prefill has no business there.
     assert len(terms.page_ids) == 2
@@ -314,6 +332,7 @@ async def test_malformed_and_oversized_messages_are_refused(it: Cluster) -> None
         await write(it, key, reserved.capability, struct.pack("<HQI", 0, 0, 100))
     with pytest.raises(InvalidRequest, match="at most 2097152 are read"):
         await write(it, key, reserved.capability, bytes(3 * 1024 * 1024))
+    assert refusals(it) == {"malformed": 3}
     await release(it, context, reserved)
 
 
@@ -337,6 +356,7 @@ async def test_a_second_prefill_worker_cannot_take_over_a_handoff(it: Cluster) -
     other = replace(key, prefill_generation="g2")
     error = await refusal(negotiate(it, other, reserved.capability, offer(130)))
     assert isinstance(error, DuplicateRequest)
+    assert refusals(it) == {"duplicate_request": 1}
     # The first one may repeat its question and gets the same answer.
     assert await negotiate(it, key, reserved.capability, offer(130)) == terms
     await release(it, context, reserved)
@@ -354,6 +374,7 @@ async def test_a_manifest_that_lacks_rows_ends_the_request_with_their_names(it: 
     assert "rows 2 to 129 of window are missing" in error.message
     failed = await stream.next("failed")
     assert (failed.reason, failed.message) == ("KV_TRANSFER_FAILED", error.message)
+    assert refusals(it) == {}
 
 
 MANIFESTS: list[tuple[Callable[[Manifest], Manifest], str]] = [
@@ -377,9 +398,30 @@ async def test_manifests_that_are_too_long_or_overlap_or_name_other_rows_end_the
     result = replace(result, manifest=change(result.manifest))
     request = convert.result_to_pb(result, key, reserved.capability)
     error = await refusal(it.handoff_stub.Complete(request, timeout=WAIT_S))
-    assert isinstance(error, TransferFailed)
+    assert isinstance(error, InvalidRequest)
     assert words in error.message
-    assert (await stream.next("failed")).message == error.message
+    assert refusals(it) == {"manifest": 1}
+    # It is the sender's mistake: the router hears of a transfer that failed and places the request again.
+    failed = await stream.next("failed")
+    assert (failed.reason, failed.message) == ("KV_TRANSFER_FAILED", error.message)
+
+
+async def test_a_sender_whose_manifest_is_refused_blames_nobody_who_asked_it(it: Cluster) -> None:
+    """The router would take INVALID_ARGUMENT for its client's fault and not place the request again."""
+    context, stream = a_context(130), it.stream()
+    reserved = await it.reserve(context)
+    await stream.admit(context, reserved)
+    intake = cast(Any, it.decode.intake)
+    complete = intake.complete
+    intake.complete = lambda key, capability, result: complete(
+        key, capability, replace(result, manifest=result.manifest * 2)
+    )
+    error = await refused_prefill(it.start_prefill(context, reserved))
+    assert isinstance(error, TransferFailed)
+    assert "row 2 of window twice" in error.message
+    failures = "dspark_kv_transfer_failures_total"
+    assert figures.figure(it.prefill.metrics.registry, failures, reason="refused") == 1
+    assert (await stream.next("failed")).reason == "KV_TRANSFER_FAILED"
 
 
 async def test_a_full_worker_refuses_before_any_prefill_work_with_a_time_to_retry(
@@ -442,3 +484,4 @@ async def test_a_command_without_content_ends_the_stream_with_its_name(it: Clust
     error = await refusal(stream.call.read())
     assert isinstance(error, InvalidRequest)
     assert "neither admit nor commit nor abort" in error.message
+    assert refusals(it) == {"malformed": 1}

@@ -10,11 +10,13 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from common.errors import ContractMismatch, ServingError, TransferFailed
+from common.errors import ConfigError, ContractMismatch, ServingError, TransferFailed
 from common.kv_cache.layout import CacheLayout, Region
 from common.rpc.status import error_of_call
+from common.transfer import engines
 from common.transfer.config import TransferConfig
 from dspark.v1 import prefill_service_pb2
+from services.prefill import pairs
 from tests.support import figures
 from tests.support.fake_engine import FakeEngine, loaded
 from tests.support.handoff_cluster import Cluster, a_context, cluster
@@ -25,6 +27,7 @@ from tests.support.waiting import WAIT_S
 LAYOUT = small_layout()
 NIXL = TransferConfig(engine="nixl", connect_timeout_s=WAIT_S)
 GRPC = TransferConfig(engine="grpc")
+AUTO = TransferConfig(engine="auto", connect_timeout_s=WAIT_S)
 
 
 def workers(layout: CacheLayout = LAYOUT) -> tuple[Any, Any]:
@@ -65,6 +68,10 @@ async def refusal(call: Any) -> ServingError:
 
 def figure(it: Cluster, name: str, **labels: str) -> float:
     return figures.figure(it.prefill.metrics.registry, f"dspark_kv_{name}", **labels)
+
+
+def decode_figure(it: Cluster, name: str, **labels: str) -> float:
+    return figures.figure(it.decode.metrics.registry, f"dspark_kv_{name}", **labels)
 
 
 def meetings(it: Cluster) -> dict[str, float]:
@@ -144,6 +151,8 @@ async def test_workers_whose_caches_differ_do_not_meet_and_the_field_is_named(
         assert isinstance(error, ContractMismatch)
         assert words in error.message
         assert len(it.prefill.pairs) == 0
+        assert figure(it, "refusals_total", reason="contract_mismatch") == 1
+        assert decode_figure(it, "refusals_total", reason="contract_mismatch") == 1
 
 
 async def test_a_decode_worker_that_is_not_there_is_not_met_and_named() -> None:
@@ -169,10 +178,64 @@ async def test_a_slower_engine_than_configured_is_a_warning_and_a_figure(
         assert await hand_over(it) == "grpc"
 
 
+@pytest.mark.parametrize(
+    ("engine", "prefill_transfer"),
+    [
+        pytest.param(*engine.values, prefill, marks=engine.marks)
+        for engine, prefill in zip(engine_params("mooncake", "nixl"), (AUTO, GRPC), strict=True)
+    ],
+)
+async def test_a_slower_engine_than_decode_was_told_to_use_is_decodes_warning_and_figure(
+    engine: str,
+    prefill_transfer: TransferConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Prefill gets what it wants here, so only decode can say that its own wish was not followed."""
+    told = transfer_config(engine, monkeypatch)
+    async with cluster(*workers(), transfer=prefill_transfer, decode_transfer=told) as it:
+        with caplog.at_level(logging.WARNING):
+            assert (await connect(it)).transfer_engine == "grpc"
+        offered = ", ".join(it.prefill.pairs.engines.names)
+        reason = f"no {engine}: {it.prefill_address} offers {offered}"
+        assert f"writes here only by grpc: {reason}" in caplog.text
+        assert decode_figure(it, "transport_fallbacks_total", wanted=engine) == 1
+        labels = {"peer": it.prefill_address, "engine": "grpc", "reason": reason}
+        assert decode_figure(it, "transport_info", **labels) == 1
+        # Prefill got what it was told to use.
+        assert figure(it, "transport_fallbacks_total") == 0
+
+
+async def test_an_engine_that_decode_was_told_to_use_and_does_not_have_is_said_at_every_meeting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def is_not_here(*_: Any) -> Any:
+        raise ConfigError("the library is not here")
+
+    monkeypatch.setattr(engines, "NixlTransferEngine", is_not_here)
+    is_not_here.name = "nixl"  # type: ignore[attr-defined]
+    async with cluster(*workers(), transfer=GRPC, decode_transfer=NIXL) as it:
+        with caplog.at_level(logging.WARNING):
+            assert (await connect(it)).transfer_engine == "grpc"
+        assert "writes here only by grpc: no nixl: the library is not here" in caplog.text
+        assert decode_figure(it, "transport_fallbacks_total", wanted="nixl") == 1
+
+
+async def test_what_decode_has_no_opinion_about_is_no_fallback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with cluster(*workers(), transfer=GRPC, decode_transfer=AUTO) as it:
+        with caplog.at_level(logging.WARNING):
+            assert (await connect(it)).transfer_engine == "grpc"
+        assert "only by" not in caplog.text
+        assert decode_figure(it, "transport_fallbacks_total") == 0
+
+
 @pytest.mark.parametrize("engine", engine_params("nixl"))
 async def test_an_engine_that_does_not_reach_its_peer_is_left_for_a_slower_one_and_tried_again(
-    engine: str,
+    engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pairs, "RETRY_S", 0.01)
     async with cluster(*workers(), transfer=NIXL) as it:
         nixl = cast(Any, it.prefill.pairs.engines.by_name["nixl"])
         reaches = nixl.connect
@@ -184,10 +247,10 @@ async def test_an_engine_that_does_not_reach_its_peer_is_left_for_a_slower_one_a
         met = await connect(it)
         assert (met.transfer_engine, met.reason) == ("grpc", "no nixl: no way through")
         nixl.connect = reaches
-        (pair,) = it.prefill.pairs._pairs.values()
-        it.prefill.pairs._try_better(pair)
-        await it.until(lambda: figure(it, "pair_meetings_total", kind="again") == 1)
-        await it.until(lambda: not it.prefill.pairs._meetings)
+        # Nobody asks for it.
+        details = f"transfer_engine {it.decode_address}"
+        await it.until(lambda: it.prefill.pairs.details().get(details) == "nixl (configured)")
+        assert figure(it, "pair_meetings_total", kind="again") >= 1
         assert await hand_over(it) == "nixl"
 
 
@@ -210,11 +273,16 @@ async def test_a_failed_write_ends_its_request_and_the_pair_is_met_again(engine:
         await it.require_clean()
 
 
-async def test_what_was_chosen_is_told_to_whoever_asks() -> None:
-    async with cluster(
-        *workers(), transfer=TransferConfig(engine="auto", connect_timeout_s=WAIT_S)
-    ) as it:
-        met = await connect(it)
+async def test_what_was_chosen_and_why_is_told_to_whoever_asks_logged_and_a_figure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with cluster(*workers(), transfer=AUTO) as it:
+        with caplog.at_level(logging.INFO):
+            met = await connect(it)
+        said = f"state goes to {it.decode_address} by {met.transfer_engine}: {met.reason}"
+        assert said in caplog.messages
+        labels = {"peer": it.decode_address, "engine": met.transfer_engine, "reason": met.reason}
+        assert figure(it, "transport_info", **labels) == 1
         info = await it.prefill_stub.GetWorkerInfo(
             prefill_service_pb2.PrefillServiceGetWorkerInfoRequest(), timeout=WAIT_S
         )

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import dspark
 from tests.support.asking import Answer, Ask, ask_all, exactly
+from tests.support.other_drafters import without_drafter
 from tests.support.questions import Question
 from tests.support.solo import Job, Output, Solo
 from tests.support.system import EventLoop, System, SystemOptions
@@ -95,3 +97,30 @@ def test_without_the_drafters_rows_the_first_rounds_suffer_and_the_output_does_n
     in_one = sum(map(sum, first_rounds([output.rounds for output in in_process])))
     figure(f"tokens of rounds 1-3: {in_one} with the drafter's rows, {bootstrapped} without")
     assert bootstrapped < 0.9 * in_one
+
+
+def test_a_prefill_worker_without_a_drafter_serves_one_that_has_it_and_says_so(
+    servers: EventLoop,
+    shipped_checkpoint: Path,
+    questions: tuple[Question, ...],
+    in_process: list[Output],
+    tmp_path: Path,
+) -> None:
+    """Its target is the same, so the router takes both for one model."""
+    options = SystemOptions(
+        checkpoint_dir=shipped_checkpoint,
+        prefill_checkpoint_dir=without_drafter(shipped_checkpoint, tmp_path / "bare"),
+    )
+    with System(servers, options).running() as system:
+        answers = ask(system, questions[:12])
+        with dspark.Client(system.address) as client:
+            details = client.server_info().details
+        system.wait_at_rest()
+    assert [a.token_ids for a in answers] == [output.token_ids for output in in_process[:12]]
+    fallback = "the prefill worker sent no drafter state: prefill has no drafter"
+    assert {answer.completion.route.drafter_fallback for answer in answers} == {fallback}
+    assert {answer.rounds[1] for answer in answers} == {1}
+    # After a while it drafts as ever.
+    assert all(answer.completion.usage.accepted_tokens for answer in answers)
+    told = details[f"{system.prefill_address} drafter_state {system.decode_address}"]
+    assert told == "not sent: prefill has no drafter"

@@ -221,7 +221,11 @@ def contract(plain: Solo) -> cache_pb2.CacheContract:
     """What a prefill worker of the same model offers."""
     loaded = plain.loaded
     return convert.contract_to_pb(
-        CacheContract(model_fingerprint=loaded.fingerprint, layout=loaded.layout)
+        CacheContract(
+            model_fingerprint=loaded.fingerprint,
+            layout=loaded.layout,
+            drafter_fingerprint=loaded.drafter_fingerprint,
+        )
     )
 
 
@@ -266,7 +270,7 @@ CHANGES: dict[str, Callable[[cache_pb2.CacheRegion], object]] = {
 def test_a_contract_that_differs_in_one_field_is_refused_with_that_field(
     reserved: Reserved, contract: cache_pb2.CacheContract, field: str
 ) -> None:
-    changed = contract.regions[-1]
+    changed = contract.regions[0]
     CHANGES[field](changed)
     error = refusal(lambda: reserved.meet(contract))
     assert error.reason == "CONTRACT_MISMATCH"

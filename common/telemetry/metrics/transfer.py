@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
+from common.errors import (
+    CapabilityRefused,
+    ContractMismatch,
+    DuplicateRequest,
+    InvalidRequest,
+    PairUnknown,
+    RequestNotFound,
+    ServingError,
+)
 from common.telemetry.metrics.families import SECONDS, Families
 
 TRANSFER_ENGINES = ("nixl", "mooncake", "grpc")
 FAILURE_REASONS = ("write_failed", "timeout", "digest", "refused", "peer_lost")
 MEETING_KINDS = ("warm", "cold", "again")
 LEASE_ENDINGS = ("released", "expired", "evicted")
-REFUSALS = (
-    "write",
-    "capability_refused",
-    "request_not_found",
-)
+_REFUSALS = {
+    InvalidRequest.reason: "malformed",
+    ContractMismatch.reason: "contract_mismatch",
+    CapabilityRefused.reason: "capability_refused",
+    PairUnknown.reason: "pair_unknown",
+    RequestNotFound.reason: "request_not_found",
+    DuplicateRequest.reason: "duplicate_request",
+}
+"""By the reason of the error that says so."""
+_MALFORMED = ("manifest", "write")
+"""Fields of a malformed message that are counted by their name."""
+REFUSALS = (*_REFUSALS.values(), *_MALFORMED)
 
 _BYTES_PER_SECOND = tuple(1e6 * 4**exponent for exponent in range(10))
 """From 1 MB/s to 262 GB/s."""
@@ -95,7 +112,8 @@ class TransferMetrics:
         )
         self.refusals = families.counters(
             "dspark_kv_refusals_total",
-            "Messages and writes about hand-offs that were refused, by reason. On decode.",
+            "Messages and writes about hand-offs that were refused, by reason. What decode refuses of a meeting, prefill "
+            "counts too.",
             reason=REFUSALS,
         )
         self.digest_mismatches = families.counters(
@@ -113,8 +131,8 @@ class TransferMetrics:
         )
         self.fallbacks = families.counters(
             "dspark_kv_transport_fallbacks_total",
-            "Times that a peer was met with a slower transfer engine than was wanted, by the engine that was wanted. "
-            "On prefill.",
+            "Times that a peer was met with a slower transfer engine than this worker wanted, by the engine that was "
+            "wanted.",
             wanted=TRANSFER_ENGINES,
         )
         self.meetings = families.counters(
@@ -143,6 +161,23 @@ class TransferMetrics:
     def forget_peer(self, peer: str) -> None:
         """The peer is not met any more."""
         self.transport.remove(peer=peer)
+
+    @contextlib.contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Count what the block refuses; other errors are none of it."""
+        try:
+            yield
+        except ServingError as error:
+            self.count_refusal(error)
+            raise
+
+    def count_refusal(self, error: ServingError) -> None:
+        """Count an error that refuses something; any other is not counted."""
+        reason = _REFUSALS.get(error.reason)
+        if reason is not None:
+            field = error.metadata.get("field", "")
+            is_named = isinstance(error, InvalidRequest) and field in _MALFORMED
+            self.refusals.labels(reason=field if is_named else reason).inc()
 
     def know_regions(self, *, peer: str, regions: Iterable[str]) -> None:
         """Begin to count a peer's digests at zero."""
