@@ -19,13 +19,16 @@ STOP_S = 10.0
 
 
 @contextlib.asynccontextmanager
-async def deployed(model: str, *, speculate: bool) -> AsyncIterator[str]:
+async def deployed(
+    model: str, *, speculate: bool, transfer_engine: str = "auto"
+) -> AsyncIterator[str]:
     """The address of a router in front of one prefill and one decode worker; all gone at the end."""
     settings = AllSettings.model_validate(
         {
             "model": model,
             "router": {"port": 0},
             "engine": {"speculate": speculate},
+            "transfer": {"engine": transfer_engine},
             "log": {"level": "warning"},
         }
     )

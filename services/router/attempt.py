@@ -19,10 +19,14 @@ AttemptEvent = FirstToken | HandedOff | Admitted | Round
 class AttemptFailed(Exception):
     """A worker failed under a running request. Stays inside the router, which may place the request again."""
 
-    def __init__(self, error: ServingError, worker: str) -> None:
+    def __init__(
+        self, error: ServingError, worker: str, *, suspects: frozenset[str] = frozenset()
+    ) -> None:
+        """`worker` said so, or is gone; `suspects` besides it, when it is not known to be the one to blame."""
         super().__init__(f"{worker}: {error.message}")
         self.error = error
         self.worker = worker
+        self.suspects = suspects | {worker}
 
 
 class Attempt:
@@ -57,7 +61,7 @@ class Attempt:
             if event.role == "prefill" and self._is_admitted:
                 continue  # decode has everything: a prefill worker that dies now takes only its lease along
             cause = await self._cause(event)
-            raise AttemptFailed(cause.error, cause.worker)
+            raise AttemptFailed(cause.error, cause.worker, suspects=self._suspects(cause.error))
 
     async def _cause(self, failed: Failed) -> Failed:
         """When prefill gives a hand-off up, decode hears of it first, but only prefill knows why."""
@@ -73,6 +77,12 @@ class Attempt:
                         return event
         except TimeoutError:
             return failed
+
+    def _suspects(self, error: ServingError) -> frozenset[str]:
+        """A hand-off fails between two workers, whichever of them tells of it."""
+        if self.prefill is None or not isinstance(error, TransferFailed):
+            return frozenset()
+        return frozenset({self.prefill.address, self.decode.address})
 
     def confirm(self, committed: Committed) -> None:
         """Tell decode what was committed. A request that ends before its first round is simply left, and so aborted."""

@@ -179,7 +179,7 @@ class Pipeline:
             return  # no worker is to blame
         live.failures.note(
             failure.error,
-            failure.worker,
+            failure.suspects,
             now=self._clock(),
             max_attempts=self._config.workers.max_attempts,
             patience_s=self._config.queue.queue_timeout_s,

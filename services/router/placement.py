@@ -114,11 +114,11 @@ class Placer:
 
     async def _try_place(self, live: LiveRequest) -> Place:
         """One round over all decode workers. Raises the last refusal."""
-        avoid = live.failures.workers
+        blame = live.failures.blame
         lease = live.lease if live.lease is not None and live.lease.is_usable else None
         refusal: ServingError = no_ready_workers("decode")
-        for decode in self._workers.ranked_decode(avoid):
-            if not (decode.computes_prompts or lease or self._workers.ranked_prefill(avoid)):
+        for decode in self._workers.ranked_decode(blame):
+            if not (decode.computes_prompts or lease or self._workers.ranked_prefill(blame)):
                 refusal = no_ready_workers("prefill")
                 continue
             try:
@@ -133,12 +133,18 @@ class Placer:
                 continue
             if reservation.computes_prompt:
                 return Place(decode=decode, reservation=reservation, prefill=None, lease=None)
-            ready = [lease.worker] if lease else self._workers.ranked_prefill(avoid)
+            ready = [lease.worker] if lease else self._ranked_prefill(live, decode)
             if ready:
                 return Place(decode=decode, reservation=reservation, prefill=ready[0], lease=lease)
             _give_back(decode, live.context, reservation)
             refusal = no_ready_workers("prefill")
         raise refusal
+
+    def _ranked_prefill(self, live: LiveRequest, decode: DecodeWorker) -> list[PrefillWorker]:
+        """Those last that have failed to hand this request over to `decode`."""
+        failures = live.failures
+        ready = self._workers.ranked_prefill(failures.blame)
+        return sorted(ready, key=lambda p: failures.was_between(p.address, decode.address))
 
     async def _reserve(self, decode: DecodeWorker, context: RequestContext) -> Reservation:
         """Room on one worker. A reservation that comes after the request was cancelled is given back."""

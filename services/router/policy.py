@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+
+NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 class WorkerState(enum.Enum):
@@ -31,18 +34,18 @@ class WorkerLoad:
 
 
 def rank(
-    workers: Iterable[WorkerLoad], *, model_fingerprint: str, avoid: frozenset[str] = frozenset()
+    workers: Iterable[WorkerLoad], *, model_fingerprint: str, blame: Mapping[str, int] = NOBODY
 ) -> list[str]:
     """Addresses of usable workers, the one to try first in front.
 
-    Fewest pending tokens come first, then fewest requests, then the order of the configuration. Addresses in `avoid`,
-    where the request has failed already, are a last resort: one bad worker of two is passed by, an only worker that
-    has come back is used.
+    Fewest pending tokens come first, then fewest requests, then the order of the configuration. Addresses with `blame`
+    for what the request has suffered come after all others, the most blamed last: one bad worker of two is passed by,
+    an only worker that has come back is used.
     """
     usable = [
         worker
         for worker in workers
         if worker.state is WorkerState.READY and worker.model_fingerprint == model_fingerprint
     ]
-    usable.sort(key=lambda w: (w.address in avoid, w.pending_tokens, w.running_requests))
+    usable.sort(key=lambda w: (blame.get(w.address, 0), w.pending_tokens, w.running_requests))
     return [worker.address for worker in usable]

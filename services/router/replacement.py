@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from common.errors import CapacityExhausted, ErrorKind, RequestNotFound, ServingError
 
 _WORKER_FAULTS = frozenset(
@@ -13,20 +15,35 @@ class Failures:
     """What went wrong with the placements of one request."""
 
     def __init__(self) -> None:
-        self.workers: frozenset[str] = frozenset()
-        """Addresses where the request failed."""
+        self.blame: Counter[str] = Counter()
+        """By address: 2 for each time that the request failed there, 1 when it was there or at one other."""
+        self._pairs: set[frozenset[str]] = set()
+        """Of addresses between which it failed."""
         self._num_faults = 0
         self._overloaded_since: float | None = None
 
+    def was_between(self, prefill: str, decode: str) -> bool:
+        """Whether a hand-off from one to the other failed."""
+        return frozenset({prefill, decode}) in self._pairs
+
     def note(
-        self, error: ServingError, worker: str, *, now: float, max_attempts: int, patience_s: float
+        self,
+        error: ServingError,
+        workers: frozenset[str],
+        *,
+        now: float,
+        max_attempts: int,
+        patience_s: float,
     ) -> None:
         """Count a failed placement; returning means that the request may be placed again.
 
-        A fault counts against `max_attempts`. Overload is no fault: it is waited out, `patience_s` from its first
-        sight. Raises `error` when it is the client's own or when this was enough.
+        `workers` has one address, or two when the fault is one's or the other's or lies between them. A fault counts
+        against `max_attempts`. Overload is no fault: it is waited out, `patience_s` from its first sight. Raises
+        `error` when it is the client's own or when this was enough.
         """
-        self.workers |= {worker}
+        self.blame.update(dict.fromkeys(workers, 2 if len(workers) == 1 else 1))
+        if len(workers) > 1:
+            self._pairs.add(workers)
         if isinstance(error, CapacityExhausted):
             self._overloaded_since = (
                 now if self._overloaded_since is None else self._overloaded_since

@@ -91,6 +91,11 @@ class RouterServicer(InferenceServiceServicer):
             queued_requests=router.queue.num_waiting,
             running_requests=router.num_placed,
             details=router.details(),
+            workers={
+                worker.address: worker.info
+                for worker in (*router.workers.prefill, *router.workers.decode)
+                if worker.info is not None
+            },
         )
 
     async def ListWorkers(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import grpc
 import grpc.aio
@@ -22,7 +22,7 @@ from services.router.config import RouterConfig
 from services.router.decode_worker import DecodeWorker
 from services.router.discovery import Discovery, Resolve
 from services.router.introductions import Introductions
-from services.router.policy import WorkerState, rank
+from services.router.policy import NOBODY, WorkerState, rank
 from services.router.prefill_worker import PrefillWorker
 from services.router.served_model import ServedModel, served_model
 from services.router.worker import Worker
@@ -113,18 +113,18 @@ class WorkerDirectory:
             for prefill in self.prefill
             if prefill.info is not None
             for name, value in prefill.info.details.items()
-            if name.startswith("transfer_engine ")
+            if name.startswith(("transfer_engine ", "drafter_state "))
         }
 
-    def ranked_prefill(self, avoid: frozenset[str] = frozenset()) -> list[PrefillWorker]:
+    def ranked_prefill(self, blame: Mapping[str, int] = NOBODY) -> list[PrefillWorker]:
         """Prefill workers that can be used, the one to try first in front."""
         by_address = {worker.address: worker for worker in self.prefill}
-        return [by_address[address] for address in self._rank(self.prefill, avoid)]
+        return [by_address[address] for address in self._rank(self.prefill, blame)]
 
-    def ranked_decode(self, avoid: frozenset[str] = frozenset()) -> list[DecodeWorker]:
+    def ranked_decode(self, blame: Mapping[str, int] = NOBODY) -> list[DecodeWorker]:
         """Decode workers that can be used, the one to try first in front."""
         by_address = {worker.address: worker for worker in self.decode}
-        return [by_address[address] for address in self._rank(self.decode, avoid)]
+        return [by_address[address] for address in self._rank(self.decode, blame)]
 
     async def watch(self) -> None:
         """Keep all states true until cancelled, then close streams and channels."""
@@ -136,14 +136,14 @@ class WorkerDirectory:
             await self._introductions.close()
 
     def _rank(
-        self, workers: list[PrefillWorker] | list[DecodeWorker], avoid: frozenset[str]
+        self, workers: list[PrefillWorker] | list[DecodeWorker], blame: Mapping[str, int]
     ) -> list[str]:
         if self._fingerprint is None:
             return []
         return rank(
             (worker.load() for worker in workers),
             model_fingerprint=self._fingerprint,
-            avoid=avoid,
+            blame=blame,
         )
 
     async def _watch_prefill(self, worker: PrefillWorker) -> None:

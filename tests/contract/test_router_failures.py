@@ -230,6 +230,49 @@ class TestReplacement:
         assert received[-1].completion.route.replacements == 1
         assert len(pairs.prefills[0].prefills) == len(pairs.prefills[1].prefills) == 1
 
+    @pytest.mark.parametrize("num_prefills", [1, 2])
+    async def test_a_decode_worker_that_prefill_cannot_reach_is_passed_by(
+        self, tmp_path: Path, num_prefills: int
+    ) -> None:
+        """Only prefill was suspected, so that all attempts went to the same decode worker beside one that was well."""
+        config = router_config(write_tokenizer(tmp_path))
+        prefills = [FakePrefill(SEQUENCE) for _ in range(num_prefills)]
+        decodes = [FakeDecode(SEQUENCE), FakeDecode(SEQUENCE)]
+        async with cluster(config, prefills, decodes) as it:
+            for prefill in prefills:
+                prefill.unreachable = {it.decode_addresses[0]}
+            received = await collect(it.stub.Generate(generate_request(stop=STOP)))
+            assert tokens_of(received) == SEQUENCE[:30]
+            assert received[-1].completion.route.replacements == 1
+            assert len(decodes[1].admits) == 1
+
+    async def test_no_pair_is_tried_again_before_every_worker_was_tried_with_others(
+        self, pairs: Cluster
+    ) -> None:
+        for prefill, address in zip(pairs.prefills, pairs.decode_addresses, strict=True):
+            prefill.unreachable = {address}
+        received = await collect(pairs.stub.Generate(generate_request(stop=STOP)))
+        assert tokens_of(received) == SEQUENCE[:30]
+        assert received[-1].completion.route.replacements == 2
+
+    async def test_an_only_pair_is_tried_again(self, system: Cluster) -> None:
+        system.prefill.failures = [TransferFailed("the wire was cut")] * 2
+        received = await collect(system.stub.Generate(generate_request(stop=STOP)))
+        assert tokens_of(received) == SEQUENCE[:30]
+
+    async def test_a_handoff_that_only_decode_tells_of_is_tried_elsewhere(
+        self, pairs: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(attempt, "CAUSE_TIMEOUT_S", 0.0)
+        silent, other = pairs.prefills
+        silent.handoff_gate.clear()
+        call = pairs.stub.Generate(generate_request(request_id="r", stop=STOP))
+        first = await anext(aiter(call))
+        pairs.decodes[0].fail("r", 0, TransferFailed("nothing came"))
+        assert tokens_of([first, *await collect(call)]) == SEQUENCE[:30]
+        assert len(other.prefills) == len(pairs.decodes[1].admits) == 1
+        await silent.seen.until(lambda: silent.cancelled == ["r"])
+
     async def test_an_overloaded_prefill_worker_is_no_failure(self, system: Cluster) -> None:
         system.prefill.failures = [CapacityExhausted("full")] * 5
         received = await collect(system.stub.Generate(generate_request(stop=STOP)))

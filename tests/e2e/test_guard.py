@@ -12,22 +12,32 @@ from benchmarks.deployments import deployed
 from tests.support.asking import Answer, Ask, ask_all, exactly
 from tests.support.margins import NEAR_TIE, judged
 from tests.support.peer import Peer, peer_of
-from tests.support.questions import EXTRA_PROMPTS, Question, extra_questions
+from tests.support.questions import (
+    EXTRA_PROMPTS,
+    Question,
+    extra_questions,
+    handoff_questions,
+)
 from tests.support.solo import Job, Output, Solo
-from tests.support.system import System
+from tests.support.system import EventLoop, System, SystemOptions
+from tests.support.transfer_engines import engine_params, transfer_config
 
 pytestmark = pytest.mark.e2e
 
 NUM_TOKENS = 96
+NUM_HANDOFF_TOKENS = 12
+"""Enough for two rounds with drafts."""
 NUM_EXTRA = 12
 
 
-def asks(questions: Sequence[Question]) -> list[Ask]:
-    return [Ask(prompt=q.token_ids, stop=exactly(NUM_TOKENS)) for q in questions]
+def asks(questions: Sequence[Question], num_tokens: int = NUM_TOKENS) -> list[Ask]:
+    return [Ask(prompt=q.token_ids, stop=exactly(num_tokens)) for q in questions]
 
 
-def expected(plain: Solo, questions: Sequence[Question]) -> list[Output]:
-    return plain.together([Job(prompt=q.token_ids, num_tokens=NUM_TOKENS) for q in questions])
+def expected(
+    plain: Solo, questions: Sequence[Question], num_tokens: int = NUM_TOKENS
+) -> list[Output]:
+    return plain.together([Job(prompt=q.token_ids, num_tokens=num_tokens) for q in questions])
 
 
 def differences(
@@ -47,6 +57,17 @@ def differences(
 def greedy(plain: Solo, questions: tuple[Question, ...]) -> list[Output]:
     """What every question must be answered with."""
     return expected(plain, questions)
+
+
+@pytest.fixture(scope="module")
+def borders(shipped_checkpoint: Path) -> tuple[Question, ...]:
+    """Prompts whose state ends at and around the borders of pages."""
+    return handoff_questions(shipped_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def greedy_at_borders(plain: Solo, borders: tuple[Question, ...]) -> list[Output]:
+    return expected(plain, borders, NUM_HANDOFF_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +95,25 @@ def test_speculation_behind_a_hand_off_equals_plain_decoding_in_one_process(
         assert not answer.completion.route.drafter_fallback
 
 
+@pytest.mark.parametrize("engine", engine_params("grpc", "nixl", "nixl-tcp", "mooncake"))
+def test_with_every_transfer_engine_it_equals_plain_decoding_at_all_borders(
+    servers: EventLoop,
+    shipped_checkpoint: Path,
+    engine: str,
+    borders: tuple[Question, ...],
+    greedy_at_borders: list[Output],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transfer = transfer_config(engine, monkeypatch)
+    options = SystemOptions(checkpoint_dir=shipped_checkpoint, transfer=transfer)
+    with System(servers, options).running() as system:
+        answers = ask_all(system.address, asks(borders, NUM_HANDOFF_TOKENS))
+        assert not differences(borders, answers, greedy_at_borders)
+        engines = {answer.completion.route.transfer_engine for answer in answers}
+        assert engines == {transfer.engine}
+        system.wait_at_rest()
+
+
 def test_one_worker_for_both_roles_equals_plain_decoding(
     one_worker: System, questions: tuple[Question, ...], greedy: list[Output]
 ) -> None:
@@ -86,12 +126,17 @@ def test_plain_decoding_equals_an_independent_implementation(
     peer: Peer,
     questions: tuple[Question, ...],
     greedy: list[Output],
+    borders: tuple[Question, ...],
+    greedy_at_borders: list[Output],
     figure: Callable[[str], None],
 ) -> None:
     answers = judged(peer, questions, greedy)
     for answer, output in zip(answers, greedy, strict=True):
         assert output.token_ids == answer.choices, answer.question.id
-    margin, where = min(answer.smallest for answer in answers)
+    at_borders = judged(peer, borders, greedy_at_borders)
+    for answer, output in zip(at_borders, greedy_at_borders, strict=True):
+        assert output.token_ids == answer.choices, answer.question.id
+    margin, where = min(answer.smallest for answer in (*answers, *at_borders))
     num_tokens = sum(len(output.token_ids) for output in greedy)
     figure(
         f"guard: {len(questions)} prompts, {num_tokens} tokens; smallest top-2 margin {margin:.2e} ({where})"
@@ -126,10 +171,14 @@ def test_prompts_from_elsewhere_hold_too(
     assert num_compared > 0.9 * NUM_TOKENS * len(questions)
 
 
+@pytest.mark.parametrize("engine", ["auto", *engine_params("mooncake")])
 async def test_three_processes_equal_plain_decoding(
-    shipped_checkpoint: Path, questions: tuple[Question, ...], greedy: list[Output]
+    shipped_checkpoint: Path, questions: tuple[Question, ...], greedy: list[Output], engine: str
 ) -> None:
     few = slice(0, None, 8)
-    async with deployed(str(shipped_checkpoint), speculate=True) as address:
+    model = str(shipped_checkpoint)
+    async with deployed(model, speculate=True, transfer_engine=engine) as address:
         answers = await asyncio.to_thread(ask_all, address, asks(questions[few]))
+    if engine != "auto":
+        assert {answer.completion.route.transfer_engine for answer in answers} == {engine}
     assert not differences(questions[few], answers, greedy[few])

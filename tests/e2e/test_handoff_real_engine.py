@@ -12,13 +12,16 @@ import pytest
 
 from common.engine.build import LoadedEngine, build_engine
 from common.engine.request import Request, Role
+from common.engine.scheduler import DRAFTER_WARMUP_ROWS
 from common.engine.settings import EngineSettings
 from common.kv_cache.layout import num_pages_for
 from common.transfer.config import TransferConfig
 from common.types import RequestContext, RequestId, SamplingParams, StopParams
+from services.decode.intake import Intake
 from services.prefill.config import HandoffConfig
 from tests.support.figures import figure
 from tests.support.handoff_cluster import Cluster, DecodeStream, cluster
+from tests.support.other_drafters import with_two_layers, without_drafter
 from tests.support.transfer_engines import engine_params, transfer_config
 
 NUM_NEW = 24
@@ -45,9 +48,10 @@ def decode_engine(settings: EngineSettings) -> LoadedEngine:
 
 
 @pytest.fixture(scope="module")
-def crowd_engine(settings: EngineSettings) -> LoadedEngine:
-    """Room for all of a crowd at once."""
-    return build_engine(replace(settings, num_slots=NUM_CROWD, num_pages=3 * NUM_CROWD))
+def crowd_engines(settings: EngineSettings) -> tuple[LoadedEngine, LoadedEngine]:
+    """Prefill's and decode's, each with room for all of a crowd at once."""
+    roomy = replace(settings, num_slots=NUM_CROWD, num_pages=3 * NUM_CROWD)
+    return build_engine(roomy), build_engine(roomy)
 
 
 @pytest.fixture(scope="module")
@@ -147,20 +151,39 @@ async def test_greedy_text_is_the_same_as_without_handoff_and_speculation_at_all
         await it.require_clean()
 
 
-async def test_many_requests_at_once_get_their_own_text(
+class Gathering:
+    """Holds hand-offs whose bytes have all come until there are as many as are wanted."""
+
+    def __init__(self, num_wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_there = 0
+        everybody, complete = asyncio.Event(), Intake.complete
+
+        async def completed_together(intake: Intake, *result: Any) -> bool:
+            self.num_there += 1
+            if self.num_there == num_wanted:
+                everybody.set()
+            await everybody.wait()
+            return await complete(intake, *result)
+
+        monkeypatch.setattr(Intake, "complete", completed_together)
+
+
+async def test_as_many_handoffs_as_there_is_room_for_are_in_progress_at_once_and_none_gets_anothers_text(
     transfer: TransferConfig,
-    prefill_engine: LoadedEngine,
-    crowd_engine: LoadedEngine,
+    crowd_engines: tuple[LoadedEngine, LoadedEngine],
     expected: Callable[[RequestContext], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More than the prefill worker has room for: hand-offs, computing and waiting overlap."""
+    """None is completed before all have come, so this does not end unless all of them are between the two workers."""
     lengths = [64 + 2 * index for index in range(NUM_CROWD)]
     contexts = [a_context(length, request_id=f"r{length}") for length in lengths]
-    async with cluster(prefill_engine, crowd_engine, transfer=transfer, max_queued=NUM_CROWD) as it:
+    gathering = Gathering(NUM_CROWD, monkeypatch)
+    async with cluster(*crowd_engines, transfer=transfer, max_queued=NUM_CROWD) as it:
         texts = await asyncio.gather(
             *(through_both(it, it.stream(), context) for context in contexts)
         )
         assert [tokens for tokens, _ in texts] == [expected(context) for context in contexts]
+        assert gathering.num_there == NUM_CROWD, "a state was sent twice"
         await it.require_clean()
 
 
@@ -222,6 +245,65 @@ async def test_without_drafter_rows_the_text_is_the_same_and_the_fallback_is_sai
         tokens, rounds = await through_both(it, stream, context)
         assert tokens == alone(plain_engine, context)
         assert rounds[0].num_draft == 0
+
+
+@pytest.fixture(scope="module")
+def other_drafters(
+    settings: EngineSettings, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, LoadedEngine]:
+    """The shipped target without its drafter, and with two of its three layers."""
+    made = {"none": without_drafter, "shallow": with_two_layers}
+    return {
+        name: build_engine(
+            replace(
+                settings,
+                checkpoint_dir=make(settings.checkpoint_dir, tmp_path_factory.mktemp(name)),
+            )
+        )
+        for name, make in made.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("at_prefill", "at_decode", "why"),
+    [
+        ("none", "own", "prefill has no drafter"),
+        ("shallow", "own", "cache region drafter: layer_ids is (0, 1, 2) at decode but (0, 1)"),
+        ("own", "shallow", "cache region drafter: layer_ids is (0, 1) at decode but (0, 1, 2)"),
+        ("own", "none", ""),
+    ],
+)
+async def test_workers_with_other_drafters_give_the_same_text_and_draft_again_after_a_while(
+    prefill_engine: LoadedEngine,
+    other_drafters: dict[str, LoadedEngine],
+    plain_engine: LoadedEngine,
+    settings: EngineSettings,
+    at_prefill: str,
+    at_decode: str,
+    why: str,
+) -> None:
+    engines = {"own": prefill_engine, **other_drafters}
+    decode = build_engine(settings) if at_decode == "own" else engines[at_decode]
+    async with cluster(engines[at_prefill], decode) as it:
+        for number, sampling in enumerate((None, SamplingParams(temperature=0.8, seed=3))):
+            context = a_context(300, request_id=f"r{number}", sampling=sampling)
+            stop = StopParams(max_tokens=2 * DRAFTER_WARMUP_ROWS)
+            context = replace(context, stop=stop)
+            tokens, rounds = await through_both(it, it.stream(), context)
+            assert tokens == alone(plain_engine, context)
+            # Nothing is drafted before the drafter's window has rows of its own again, and then it is as long as ever.
+            own_rows = [each.base - context.length for each in rounds]
+            drafted = {rows: each.num_draft for rows, each in zip(own_rows, rounds, strict=True)}
+            early = {rows for rows in drafted if rows < DRAFTER_WARMUP_ROWS}
+            assert not any(drafted[rows] for rows in early)
+            assert max(drafted.values()) == (0 if at_decode == "none" else 7)
+            if at_decode == "own":
+                assert sum(each.num_accepted for each in rounds) > 0
+        registry = it.decode.metrics.registry
+        assert figure(registry, "dspark_spec_drafter_fallbacks_total") == (2 if why else 0)
+        details = it.decode.meetings.details()
+        assert why in details[f"drafter_state {it.prefill_address}"]
+        await it.require_clean()
 
 
 async def test_the_first_rounds_draft_as_well_as_those_of_one_engine(

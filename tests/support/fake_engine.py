@@ -73,6 +73,8 @@ class FakeEngine:
         """Steps that have come to the gate, the one that is held by it included."""
         self.crash: Exception | None = None
         self.requests: dict[RequestId, Request] = {}
+        self.block_tables: list[tuple[int, ...]] = []
+        """Of all requests that came."""
         self.adopted: list[Request] = []
         """Requests that came with state; added to on the engine's thread, once their rows were looked at."""
         self.num_drafts: list[int] = []
@@ -85,6 +87,7 @@ class FakeEngine:
 
     def add(self, request: Request) -> None:
         assert request.request_id not in self.requests
+        self.block_tables.append(tuple(request.block_table))
         if request.num_computed:
             self._check_rows(request)
             self.num_drafts.append(len(request.draft.proposal.token_ids) if request.draft else 0)
@@ -204,7 +207,9 @@ class FakeEngine:
                 )
 
 
-def loaded(engine: FakeEngine, *, fingerprint: str = FINGERPRINT) -> LoadedEngine:
+def loaded(
+    engine: FakeEngine, *, fingerprint: str = FINGERPRINT, drafter_fingerprint: str = "drafter"
+) -> LoadedEngine:
     """The fake as a worker's app wants it."""
     ledger = Ledger(engine.pool.device)
     enter_cache(ledger, engine.pool)
@@ -216,4 +221,6 @@ def loaded(engine: FakeEngine, *, fingerprint: str = FINGERPRINT) -> LoadedEngin
         num_pages=engine.pool.num_pages,
         num_slots=engine.pool.num_slots,
         ledger=ledger,
+        memory=(ledger.of_rank(0),),
+        drafter_fingerprint=drafter_fingerprint,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from common.errors import LeaseEnded, ServingError, WorkerLost
+from common.errors import LeaseEnded, ServingError, TransferFailed, WorkerLost
 from common.rpc.server import RpcServer, build_server
 from dspark.v1 import decode_service_pb2, prefill_service_pb2, types_pb2, worker_pb2
 from dspark.v1.decode_service_pb2_grpc import (
@@ -249,9 +249,13 @@ class FakePrefill(PrefillServiceServicer):
         """By address."""
         self.fingerprint = "model-a"
         self.generation = "prefill-1"
+        self.details: dict[str, str] = {}
+        """What it says of itself besides."""
         self.draining = False
         self.failures: list[ServingError] = []
         """Raised by the next calls of Prefill before the first token."""
+        self.unreachable: set[str] = set()
+        """Addresses of decode workers to which no hand-off succeeds."""
         self.info_gate = _open_gate()
         self.start_gate = _open_gate()
         self.handoff_gate = _open_gate()
@@ -293,6 +297,8 @@ class FakePrefill(PrefillServiceServicer):
             await self.start_gate.wait()
             if self.failures:
                 raise self.failures.pop(0)
+            if request.ticket.decode_address in self.unreachable:
+                raise TransferFailed("connection refused")
             if self.says_first_token:
                 token_id = self.sequence[len(request.context.committed_token_ids)]
                 first = prefill_service_pb2.FirstToken(token_id=token_id)
@@ -352,6 +358,7 @@ class FakePrefill(PrefillServiceServicer):
     ) -> prefill_service_pb2.PrefillServiceGetWorkerInfoResponse:
         await self.info_gate.wait()
         info = _info("prefill", self.generation, self.fingerprint, self.draining)
+        info.details.update(self.details)
         return prefill_service_pb2.PrefillServiceGetWorkerInfoResponse(info=info)
 
     def _done(self, lease_id: str) -> prefill_service_pb2.HandoffDone:
@@ -390,6 +397,14 @@ def _info(role: str, generation: str, fingerprint: str, draining: bool) -> worke
         vocab_size=VOCAB,
         draft_length=7,
         draining=draining,
+        mesh=worker_pb2.WorkerMesh(dp=2, tp=4, ep=8, num_ranks=8, device="cuda"),
+        memory=[
+            worker_pb2.RankMemory(
+                rank=3,
+                device="cuda:3",
+                claims=[worker_pb2.MemoryClaim(owner="target", kind="weights", num_bytes=5)],
+            )
+        ],
     )
 
 

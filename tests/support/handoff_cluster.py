@@ -35,7 +35,10 @@ from tests.support.waiting import WAIT_S, in_time, until
 FREED_S = 1.0
 """Within which everything that a request held is free again, however it ended."""
 PATIENT = HandoffConfig(
-    negotiate_timeout_s=WAIT_S, complete_timeout_s=WAIT_S, abort_timeout_s=WAIT_S
+    negotiate_timeout_s=WAIT_S,
+    transfer_timeout_s=WAIT_S,
+    complete_timeout_s=WAIT_S,
+    abort_timeout_s=WAIT_S,
 )
 """A busy machine is no reason to give a peer up that answers."""
 ENGINE = EngineSettings(checkpoint_dir=Path("/not/read"))

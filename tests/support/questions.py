@@ -12,6 +12,8 @@ from common.tokenizer import ChatMessage, Tokenizer
 
 BORDER_LENGTHS = (127, 128, 129, 255, 256, 257)
 """Around the first two page borders."""
+HANDOFF_LENGTHS = (1, 127, 128, 129, 255, 256, 257, 511, 512, 513)
+"""One row, and around the borders after one, two and four pages."""
 EXTRA_PROMPTS = "DSPARK_EXTRA_PROMPTS"
 """The environment variable that names a folder of further prompts; they are not part of the project."""
 
@@ -41,6 +43,17 @@ def own_questions(checkpoint_dir: Path) -> tuple[Question, ...]:
         for length in BORDER_LENGTHS
     ]
     return (*questions, *cut)
+
+
+def handoff_questions(checkpoint_dir: Path) -> tuple[Question, ...]:
+    """One for each length whose state meets a border, cut from all of the project's prompts in a row."""
+    tokenizer = Tokenizer.from_folder(checkpoint_dir)
+    prompts = [_question(prompt, tokenizer).token_ids for prompt in load_prompts()]
+    row = tuple(token for prompt in prompts for token in prompt)
+    return tuple(
+        Question(id=f"row-{length}", domain="chat", is_unseen=False, token_ids=row[:length])
+        for length in HANDOFF_LENGTHS
+    )
 
 
 def extra_questions(checkpoint_dir: Path, *, num: int, max_tokens: int) -> tuple[Question, ...]:

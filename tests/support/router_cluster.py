@@ -31,6 +31,7 @@ class Cluster:
     channel: grpc.aio.Channel
     prefills: list[FakePrefill]
     decodes: list[FakeDecode]
+    decode_addresses: list[str]
     stop: asyncio.Event
     serving: asyncio.Task[None]
 
@@ -91,6 +92,7 @@ async def cluster(
                 channel=channel,
                 prefills=prefills,
                 decodes=decodes,
+                decode_addresses=list(by_address),
                 stop=stop,
                 serving=task,
             )

@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,8 @@ import grpc
 
 from common.engine.settings import EngineSettings
 from common.telemetry.tracing import OFF, Tracing
+from common.transfer.config import TransferConfig
+from common.transfer.faults import FaultPlan
 from dspark.v1 import decode_service_pb2, prefill_service_pb2, worker_pb2
 from dspark.v1.decode_service_pb2_grpc import DecodeServiceStub
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
@@ -38,7 +40,9 @@ CALL_S = WAIT_S
 REST_S = 10.0
 
 PATIENT_WATCH = WorkerConfig(poll_timeout_s=WAIT_S, reserve_timeout_s=WAIT_S)
-PATIENT_HANDOFF = HandoffConfig(negotiate_timeout_s=WAIT_S, complete_timeout_s=WAIT_S)
+PATIENT_HANDOFF = HandoffConfig(
+    negotiate_timeout_s=WAIT_S, transfer_timeout_s=WAIT_S, complete_timeout_s=WAIT_S
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,14 @@ class SystemOptions:
     computes_prompts: bool = False
     """One decode worker does everything; there is no prefill worker."""
     sends_drafter_state: bool = True
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    faults: str = ""
+    """Of the prefill worker's writes."""
+    transfer_timeout_s: float = WAIT_S
+    """Of one write."""
     prefill_dtype: str = "float32"
+    prefill_checkpoint_dir: Path | None = None
+    """When it is another one than decode's."""
     num_slots: int = 16
     num_pages: int | None = None
     admin_key_file: Path | None = None
@@ -161,6 +172,7 @@ class System:
             model="dspark-tiny",
             engine=engine,
             computes_prompts=options.computes_prompts,
+            transfer=options.transfer,
             admin_key_file=options.admin_key_file,
         )
         self.decode_address = services.enter_context(self._serving(serve_decode, decode, "decode"))
@@ -169,11 +181,18 @@ class System:
                 port=0,
                 admin_port=self.admin_ports["prefill"],
                 model="dspark-tiny",
-                engine=replace(engine, dtype=options.prefill_dtype),
+                engine=replace(
+                    engine,
+                    dtype=options.prefill_dtype,
+                    checkpoint_dir=options.prefill_checkpoint_dir or options.checkpoint_dir,
+                ),
+                transfer=options.transfer,
                 handoff=replace(
                     PATIENT_HANDOFF if options.is_patient else HandoffConfig(),
                     sends_drafter_state=options.sends_drafter_state,
+                    transfer_timeout_s=options.transfer_timeout_s,
                 ),
+                faults=FaultPlan.parse(options.faults),
                 admin_key_file=options.admin_key_file,
             )
             self.prefill_address = services.enter_context(

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,11 @@ def engine_params(*names: str) -> list[Any]:
     ]
 
 
+def available(*names: str) -> list[str]:
+    """Those of them that can be imported here."""
+    return [name for name in names if not _why_missing(name)]
+
+
 def transfer_config(name: str, monkeypatch: pytest.MonkeyPatch) -> TransferConfig:
     """The configuration that uses an engine."""
     if name == "nixl-tcp":
@@ -103,6 +109,14 @@ class PeerProcess:
         self.descriptor: EngineDescriptor
         self._process = process
         self._pipe = pipe
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time that all of its threads have had."""
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        _, _, fields = stat.rpartition(")")
+        user, system = fields.split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
