@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import dspark
 from services.cli.failures import EXIT_CONFIG, EXIT_NETWORK, EXIT_OTHER, Failure
-from services.cli.settings import AllSettings, SamplingSection
+from services.cli.sections import SamplingSection
+from services.cli.settings import AllSettings
 
 
 def open_client(settings: AllSettings) -> dspark.Client:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from common.checkpoint.folder import checkpoint_folder, model_name, tokenizer_folder
-from services.cli.settings import AllSettings, WorkerSection
+from services.cli.sections import WorkerSection
+from services.cli.settings import AllSettings
 
 if TYPE_CHECKING:
     from common.engine.settings import EngineSettings

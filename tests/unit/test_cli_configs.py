@@ -12,7 +12,8 @@ from common.errors import ConfigError
 from common.transfer.faults import FaultPlan
 from services.cli.configs import decode_config, prefill_config, router_config
 from services.cli.main import COMMANDS
-from services.cli.settings import AllSettings, DecodeSection, EngineSection, RouterSection
+from services.cli.sections import DecodeSection, EngineSection, RouterSection
+from services.cli.settings import AllSettings
 from services.decode.config import DecodeConfig
 from services.prefill.config import HandoffConfig, PrefillConfig
 from services.router.config import RouterConfig

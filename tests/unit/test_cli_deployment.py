@@ -8,14 +8,14 @@ from pydantic_settings import CliApp
 from common.config import load
 from services.cli.deployment import Plan, plans
 from services.cli.main import COMMANDS
-from services.cli.settings import (
-    AllSettings,
+from services.cli.sections import (
     DecodeSection,
     EngineSection,
     PrefillSection,
     RouterSection,
     UpSection,
 )
+from services.cli.settings import AllSettings
 
 
 def planned(**settings: object) -> list[Plan]:
