@@ -13,11 +13,14 @@ from common.transfer.config import TransferConfig
 from common.transfer.digest import rows_bytes
 from common.transfer.plan import final_rows
 from services.prefill.config import HandoffConfig
+from services.prefill.handoff import Handoff
+from services.prefill.loop import FirstTokenSampled
 from tests.support.fake_engine import FakeEngine, loaded, token_at
 from tests.support.figures import figure
 from tests.support.handoff_cluster import Cluster, a_context, cluster
 from tests.support.small_cache import small_layout
 from tests.support.transfer_engines import engine_params, transfer_config
+from tests.support.waiting import WAIT_S
 
 
 def engines(prefill_drafts: int = 5, decode_drafts: int = 7) -> tuple[FakeEngine, FakeEngine]:
@@ -180,8 +183,23 @@ async def test_pages_that_close_travel_while_the_prompt_is_still_computed(
 @pytest.mark.parametrize(
     "transfer", engine_params("grpc", "nixl", "nixl-tcp", "mooncake"), indirect=True
 )
-async def test_many_handoffs_at_once_do_not_mix(transfer: TransferConfig) -> None:
+async def test_many_handoffs_at_once_do_not_mix(
+    transfer: TransferConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None ends before all have begun."""
     layout, number = small_layout(), 32
+    finish, waiting, have_begun = Handoff.finish, list[Handoff](), asyncio.Event()
+
+    async def finish_together(handoff: Handoff, first: FirstTokenSampled) -> None:
+        waiting.append(handoff)
+        if len(waiting) == number:
+            registry = it.prefill.metrics.registry
+            assert figure(registry, "dspark_kv_handoffs_in_progress") == number
+            have_begun.set()
+        await asyncio.wait_for(have_begun.wait(), WAIT_S)
+        await finish(handoff, first)
+
+    monkeypatch.setattr(Handoff, "finish", finish_together)
     source = FakeEngine(layout, draft_length=5, num_pages=100, num_slots=number)
     sink = FakeEngine(layout, draft_length=7, num_pages=140, num_slots=number)
     async with cluster(loaded(source), loaded(sink), transfer=transfer) as it:

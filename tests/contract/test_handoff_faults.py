@@ -33,7 +33,8 @@ class HastyEngine(FaultyEngine):
     """Time flies for writes that will never be over, and for no others: a busy machine has the time it needs."""
 
     async def poll(self, transfer: TransferId, *, timeout_s: float) -> bool:
-        assert timeout_s == PATIENT.transfer_timeout_s, "another time than is configured"
+        num_bytes = sum(r.length for r in self._writes[transfer].ranges)
+        assert timeout_s == PATIENT.write_timeout_s(num_bytes), "another time than is configured"
         fault = self._writes[transfer].fault
         is_endless = fault is not None and fault.kind in (FaultKind.DROP, FaultKind.STALL)
         return await super().poll(transfer, timeout_s=0.2 if is_endless else timeout_s)
@@ -131,6 +132,8 @@ async def test_a_byte_that_arrives_altered_is_sent_once_more(engine: str) -> Non
         assert it.it.decode.intake.counts["digest_mismatches"] == 1
         registry = it.it.decode.metrics.registry
         assert figure(registry, "dspark_kv_digest_mismatches_total") == 1
+        labels = {"peer": it.it.prefill_address, "region": "window"}
+        assert figure(registry, "dspark_kv_digest_mismatches_total", **labels) == 1
         assert done.num_bytes > 0
 
 

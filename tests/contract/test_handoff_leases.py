@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc.aio
@@ -13,13 +13,11 @@ import pytest
 
 from common.errors import InvalidRequest, LeaseEnded, ServingError
 from common.rpc import convert
-from common.rpc.channel import open_channel
 from common.rpc.status import error_of_call
 from common.transfer.engine import TransferEngine
 from common.transfer.memory import PoolMemory
-from common.types import RequestContext
+from common.types import RequestContext, RequestId
 from dspark.v1 import prefill_service_pb2
-from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
 from tests.support import engines
 from tests.support.engines import HeldEngine
 from tests.support.fake_engine import FakeEngine, loaded, token_after
@@ -311,29 +309,28 @@ async def release_if_there(it: Kept, context: RequestContext, reserved: Any) -> 
     await it.other.until(lambda: len(it.other.decode.reservations) == 0)
 
 
-async def test_a_prefill_whose_router_vanished_ends_with_its_connection_or_with_its_lease() -> None:
+async def test_two_requests_read_the_same_state_at_the_same_time() -> None:
     async with kept() as it:
-        channel = open_channel(it.first.prefill_address)
-        orphan = a_context(NUM_TOKENS, request_id="orphan", first=31)
-        reserved = await it.first.reserve(orphan)
+        contexts = [it.later(2), replace(it.later(5), request_id=RequestId("another"))]
+        streams = [it.other.stream() for _ in contexts]
+        reserved = [await it.other.reserve(context) for context in contexts]
+        for stream, context, room in zip(streams, contexts, reserved, strict=True):
+            await stream.admit(context, room)
         it.held.hold()
-        PrefillServiceStub(channel).Prefill(
-            prefill_service_pb2.PrefillRequest(
-                context=convert.context_to_pb(orphan),
-                ticket=prefill_service_pb2.DecodeTicket(
-                    decode_address=it.first.decode_address,
-                    reservation_id=reserved.reservation_id,
-                    capability=reserved.capability,
-                ),
-            )
-        )
+        first = it.ask(contexts[0], reserved[0])
         await it.held.is_half_way.wait()
-        await channel.close()
-        await it.first.until(lambda: it.first.prefill.num_jobs == 0)
-        await it.first.until(lambda: len(it.first.decode.reservations) == 0)
-        it.held.release()
+        # The second begins and ends while the first stands still.
+        await it.ask(contexts[1], reserved[1])
+        await streams[1].next("admitted")
         (lease,) = it.first.prefill.leases._leases.values()
-        lease.expires_at = 0.0
-        it.first.prefill.expire()
-        memory = it.first.prefill.room.memory
-        assert memory.num_free_pages == memory.num_pages
+        assert lease.num_readers == 1 and not first.done()
+        it.held.release()
+        await first
+        await streams[0].next("admitted")
+        assert lease.num_readers == 0
+        for stream, context in zip(streams, contexts, strict=True):
+            await stream.skip_to("verified")
+            await stream.abort(context)
+            await stream.skip_to("finished")
+        assert len(it.sink.adopted) == 2
+        assert it.sink.wrong_rows == []

@@ -80,7 +80,7 @@ class Stuck:
     async def let_it_land(self) -> None:
         """The sender's engine can say at last that the write has stopped."""
         self.held.num_denials = 0
-        await self.it.prefill.quarantine.ask_all()
+        await self.it.prefill.tend()
 
     def bytes_of_pages(self) -> list[bytes]:
         """What is in the pages and the slot that decode gave to the request."""
@@ -275,7 +275,7 @@ class TestWhoMaySayThatItHasStopped:
                 await give_up(it)
                 await it.let_it_land()
                 assert it.num_quarantined == (0, NUM_PAGES)
-                await it.it.decode.quarantine.ask_all()
+                await it.it.decode.tend()
                 assert it.num_quarantined == (0, 0)
 
     async def test_another_process_at_the_senders_address(self) -> None:

@@ -80,6 +80,38 @@ async def test_the_server_describes_itself(system: Cluster) -> None:
     assert info.details["model"] == "tiny"
 
 
+async def test_the_server_says_how_state_travels_from_every_prefill_worker(tmp_path: Path) -> None:
+    prefill = FakePrefill(SEQUENCE)
+    way, drafter = "transfer_engine decode:1", "drafter_state decode:1"
+    prefill.details = {
+        way: "grpc (no nixl)",
+        drafter: "not sent: decode has no drafter",
+        "lease_handoffs": "3",
+    }
+    config = router_config(write_tokenizer(tmp_path))
+    async with cluster(config, [prefill], [FakeDecode(SEQUENCE)]) as system:
+        details = (await system.stub.GetServerInfo(pb.GetServerInfoRequest())).details
+        workers = (await system.stub.ListWorkers(pb.ListWorkersRequest())).workers
+        told = {name: value for name, value in details.items() if "decode:1" in name}
+        assert told == {
+            f"{workers[0].address} {way}": "grpc (no nixl)",
+            f"{workers[0].address} {drafter}": "not sent: decode has no drafter",
+        }
+        assert not any("lease_handoffs" in name for name in details)
+
+
+async def test_the_server_passes_on_what_its_workers_say_of_themselves(system: Cluster) -> None:
+    workers = (await system.stub.GetServerInfo(pb.GetServerInfoRequest())).workers
+    listed = (await system.stub.ListWorkers(pb.ListWorkersRequest())).workers
+    assert {address: info.generation for address, info in workers.items()} == {
+        worker.address: worker.generation for worker in listed
+    }
+    for worker in listed:
+        info = workers[worker.address]
+        assert (info.mesh.dp, info.mesh.tp, info.mesh.num_ranks) == (2, 4, 8)
+        assert [(memory.rank, memory.claims[0].owner) for memory in info.memory] == [(3, "target")]
+
+
 async def test_health_is_per_service_and_apart_for_liveness(system: Cluster) -> None:
     health = health_pb2_grpc.HealthStub(system.channel)
     for name in ("", "readiness", "liveness", "dspark.v1.InferenceService"):

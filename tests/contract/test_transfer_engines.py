@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -110,3 +111,15 @@ async def test_a_write_to_a_stalled_peer_has_not_stopped_before_it_arrived_or_th
         assert not await source.engine.poll(transfer, timeout_s=0.2)
         await peer.kill()
         await source.fails(transfer)
+
+
+@pytest.mark.parametrize("name", engine_params("grpc", "nixl", "nixl-tcp", "mooncake"))
+async def test_a_receiver_to_which_nothing_comes_leaves_its_core_to_others(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured against ourselves: on a machine however busy, a thread that spins gets about as much as we do meanwhile."""
+    async with peer_process(transfer_config(name, monkeypatch), num_pages=1) as peer:
+        before, until = peer.cpu_s, time.process_time() + 0.5
+        while time.process_time() < until:
+            pass
+        assert peer.cpu_s - before < 0.3 * 0.5

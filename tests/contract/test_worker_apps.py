@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from common.engine.build import LoadedEngine
 from common.errors import ConfigError, Draining, EngineFailed
-from common.rpc import convert
+from common.rpc import convert, worker_process
 from common.rpc.status import error_of_call
 from common.telemetry.startup import Startup
 from dspark.v1 import decode_service_pb2, prefill_service_pb2
@@ -25,12 +25,12 @@ from services.cli.ports import free_ports
 from services.decode.app import serve as serve_decode
 from services.decode.config import DecodeConfig
 from services.prefill.app import serve as serve_prefill
-from services.prefill.config import PrefillConfig
+from services.prefill.config import HandoffConfig, PrefillConfig
 from tests.support.fake_engine import FINGERPRINT, FakeEngine, loaded
 from tests.support.handoff_cluster import ENGINE, DecodeStream, a_context
 from tests.support.http import get
 from tests.support.small_cache import small_layout
-from tests.support.waiting import WAIT_S, until
+from tests.support.waiting import LOOK_S, WAIT_S, until
 from tests.support.worker_apps import GRPC, begin, running
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -86,13 +86,15 @@ async def test_workers_say_what_they_are_and_how_full() -> None:
         assert info.computes_prompts and not info.draining
         assert info.transfer_engines == ["grpc"]
         assert info.generation and info.version
-        assert info.details["device"] == "cpu"
-        held = {
-            kind: int(info.details[f"memory.{kind}_bytes"])
-            for kind in ("weights", "pages", "rings", "drafter", "workspace")
+        mesh = info.mesh
+        assert (mesh.dp, mesh.tp, mesh.ep, mesh.num_ranks, mesh.device) == (1, 1, 1, 1, "cpu")
+        (memory,) = info.memory
+        assert (memory.rank, memory.device) == (0, "cpu")
+        buffers = app.engine.pool.buffers
+        assert {claim.owner: claim.num_bytes for claim in memory.claims} == {
+            name: buffer.tensor.nbytes for name, buffer in buffers.items()
         }
-        assert sum(held.values()) == app.engine.pool.num_bytes
-        assert min(held["pages"], held["rings"], held["drafter"]) > 0
+        assert {claim.kind for claim in memory.claims} == {"pages", "rings", "drafter"}
         first_generation = info.generation
     async with running("prefill") as app:
         prefill: Any = PrefillServiceStub(app.channel)
@@ -254,6 +256,60 @@ async def test_a_stopped_prefill_worker_lives_until_its_last_lease_has_ended() -
         release = prefill_service_pb2.ReleaseLeaseRequest(lease_id=last.handoff_done.lease_id)
         assert (await stub.ReleaseLease(release, timeout=WAIT_S)).found
         await asyncio.wait_for(app.serving, WAIT_S)
+
+
+async def test_a_lease_that_nobody_renews_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "TEND_PERIOD_S", 0.01)
+    async with (
+        running("decode", drain_s=0.0) as decode,
+        running("prefill", handoff=HandoffConfig(lease_s=0.05)) as app,
+    ):
+        stub: Any = PrefillServiceStub(app.channel)
+        decode_stub: Any = DecodeServiceStub(decode.channel)
+        context = a_context(100)
+        reserved = await decode_stub.Reserve(
+            decode_service_pb2.ReserveRequest(
+                request_id=context.request_id, num_tokens=100, max_length=132
+            )
+        )
+        request = prefill_service_pb2.PrefillRequest(
+            context=convert.context_to_pb(context),
+            ticket=prefill_service_pb2.DecodeTicket(
+                decode_address=decode.address,
+                reservation_id=reserved.reservation_id,
+                capability=reserved.capability,
+            ),
+        )
+        *_, last = [event async for event in stub.Prefill(request, timeout=WAIT_S)]
+        assert last.handoff_done.lease_id
+        question = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
+        info = await everything_free(lambda: stub.GetWorkerInfo(question, timeout=WAIT_S))
+        assert (info.num_leases, info.details["expired_leases"]) == (0, "1")
+
+
+async def test_a_reservation_that_nobody_asks_after_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_process, "TEND_PERIOD_S", 0.01)
+    async with running("decode", reservation_s=0.05) as app:
+        stub: Any = DecodeServiceStub(app.channel)
+        reserved = await stub.Reserve(
+            decode_service_pb2.ReserveRequest(request_id="r", num_tokens=100, max_length=132)
+        )
+        assert reserved.reservation_id
+        question = decode_service_pb2.DecodeServiceGetWorkerInfoRequest()
+        info = await everything_free(lambda: stub.GetWorkerInfo(question, timeout=WAIT_S))
+        assert info.queued_requests == 0
+
+
+async def everything_free(ask: Callable[[], Any]) -> Any:
+    """What a worker says of itself once it holds nothing for anybody."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            info = (await ask()).info
+            if (info.num_free_pages, info.num_free_slots) == (info.num_pages, info.num_slots):
+                return info
+            await asyncio.sleep(LOOK_S)
 
 
 async def test_what_does_not_finish_in_time_is_told_so() -> None:

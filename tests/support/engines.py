@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -42,6 +43,10 @@ ONE_SIDED = (
 )
 ALL = ("grpc", *ONE_SIDED)
 """Engines that can be used here."""
+INSTALLED = tuple(name for name in ALL if name != "direct")
+"""Without the one that is of these tests."""
+BY_TCP = tuple(f"{name}-tcp" for name in ONE_SIDED if name == "nixl")
+"""NIXL as it is between machines without RDMA: the receiver has to help."""
 
 
 class DirectEngine:
@@ -57,6 +62,10 @@ class DirectEngine:
         self._wire = wire
         self._peers: dict[str, PoolMemory] = {}
         self._writes = Writes()
+
+    async def between_ranges(self) -> None:
+        """Whatever else is to be done in this process is done now."""
+        await asyncio.sleep(0)
 
     async def connect(
         self, address: str, descriptor: EngineDescriptor, *, timeout_s: float
@@ -85,7 +94,7 @@ class DirectEngine:
         for r in ranges:
             payload = self._memory.read(r.region, r.source_offset, r.length)
             peer.write(r.region, r.destination_offset, payload)
-            await asyncio.sleep(0)
+            await self.between_ranges()
 
 
 class HeldEngine:
@@ -190,15 +199,16 @@ class HeldEngine:
 def using(engine: str, wrap: Wrap | None = None) -> Iterator[None]:
     """Workers that are built in this block use this engine; prefill workers the wrapped one."""
     wire: dict[bytes, PoolMemory] = {}
+    name, _, link = engine.partition("-")
 
     def open_here(config: TransferConfig, memory: PoolMemory, grpc: GrpcTransferEngine) -> Engines:
-        if engine == "direct":
+        if name == "direct":
             by_name: dict[str, TransferEngine] = {"direct": DirectEngine(memory, wire)}
             return Engines(choice="auto", wanted="direct", by_name=by_name, missing={})
-        choice: EngineChoice = "nixl" if engine == "nixl" else "mooncake"
+        choice: EngineChoice = "nixl" if name == "nixl" else "mooncake"
         config = replace(
             config,
-            engine="grpc" if engine == "grpc" else choice,
+            engine="grpc" if name == "grpc" else choice,
             connect_timeout_s=WAIT_S,
         )
         return open_engines(config, memory, grpc)
@@ -207,13 +217,14 @@ def using(engine: str, wrap: Wrap | None = None) -> Iterator[None]:
         config: TransferConfig, memory: PoolMemory, grpc: GrpcTransferEngine
     ) -> Engines:
         engines = open_here(config, memory, grpc)
-        assert engines.wanted == engine, engines
+        assert engines.wanted == name, engines
         if wrap is None:
             return engines
         wrapped = {name: wrap(each, memory) for name, each in engines.by_name.items()}
         return replace(engines, by_name=wrapped)
 
     with (
+        mock.patch.dict(os.environ, {"UCX_TLS": link} if link else {}),
         mock.patch.object(decode_app, "open_engines", open_here),
         mock.patch.object(prefill_app, "open_engines", open_wrapped),
     ):
