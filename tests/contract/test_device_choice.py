@@ -21,8 +21,10 @@ torch_npu = torch_npu:_autoload
 
 
 @pytest.fixture
-def packages(tmp_path: Path) -> Path:
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with torch-npu as it is installed: torch finds it by its entry point."""
+    # Commands that tests run in this process have set it.
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
     (tmp_path / "torch_npu").mkdir()
     (tmp_path / "torch_npu" / "__init__.py").write_text(NPU_ALONE, encoding="utf-8")
     facts = tmp_path / "torch_npu-2.13.0.dist-info"
