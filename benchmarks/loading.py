@@ -161,7 +161,7 @@ def _wait_at(barrier: Barrier) -> None:
 
 
 def _timed(way: Way, folder: Path, shard: Shard) -> _Timed:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // shard.mesh.num_ranks))
+    torch.set_num_threads(1)
     read = way(folder, shard)
     assert _barrier is not None
     _barrier.wait(BARRIER_S)
@@ -175,7 +175,8 @@ def _timed(way: Way, folder: Path, shard: Shard) -> _Timed:
 
 
 def _load(folder: Path, shard: Shard) -> Callable[[], object]:
-    """Headers, contract and all."""
+    """Headers, contract and all, in a process that has imported everything, as the other way's has."""
+    asked_parts(ModelConfig.load(folder), read_headers(folder), shard)
     return lambda: load_model(
         folder, dtype=torch.bfloat16, device=torch.device("cpu"), comm=Communicator(shard)
     )

@@ -77,7 +77,8 @@ def load_model(
             options=options,
             num_readers=num_threads,
         ) as reader,
-        Staging(backend, num_threads=num_threads) as staging,
+        # One thread more would only be in the way of this one.
+        Staging(backend, num_threads=num_threads if num_threads > 1 else 0) as staging,
     ):
         model = build_model(
             config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -86,8 +87,6 @@ class Weights:
         staging: Staging | None = None,
         keeps_stored: bool = False,
         products: EightBitProducts | None = None,
-        prefix: str = "",
-        taken: set[str] | None = None,
     ) -> None:
         """With `keeps_stored`, quantised matrices stay as they are stored; `products` then multiplies those of 8 bits."""
         self._tensors = tensors
@@ -97,21 +96,16 @@ class Weights:
         self._staging = staging or Staging(CpuBackend())
         self._keeps_stored = keeps_stored
         self._products = products
-        self._prefix = prefix
-        self.taken: set[str] = set() if taken is None else taken
+        self._prefix = ""
+        self.taken: set[str] = set()
+        """Shared with all that lie below."""
 
     def under(self, prefix: str) -> Weights:
         """The same tensors below a dotted prefix."""
-        return Weights(
-            self._tensors,
-            dtype=self._dtype,
-            device=self._device,
-            staging=self._staging,
-            keeps_stored=self._keeps_stored,
-            products=self._products,
-            prefix=f"{self._prefix}{prefix}.",
-            taken=self.taken,
-        )
+        # Every expert has one: what it shares is not looked at again.
+        below = copy.copy(self)
+        below._prefix = f"{self._prefix}{prefix}."
+        return below
 
     def has(self, name: str) -> bool:
         return self._prefix + name in self._tensors
