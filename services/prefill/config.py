@@ -29,9 +29,9 @@ class HandoffConfig:
     soon, what a lease keeps of a million tokens some thousands and waited for as long as a slow link takes."""
     complete_timeout_s: float = 30.0
     """The receiver digests all bytes in that time."""
-    announced_bytes: int = 1 << 19
-    """Whenever so many have arrived, the receiver hears of it and digests them while others travel. Fewer are digested
-    in less time than the news takes."""
+    announced_bytes: int = 1 << 18
+    """Whenever so many have arrived, the receiver hears of it and digests them while others travel or a first token is
+    drawn. Fewer are digested in less time than the news takes."""
     abort_timeout_s: float = 1.0
     lease_s: float = 30.0
     """How long handed-over state is kept for another decode worker; less when its room is needed."""
