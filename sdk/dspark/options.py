@@ -112,6 +112,8 @@ def channel_options(
         ("grpc.keepalive_timeout_ms", round(keepalive.timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        # Connections of its own: a new client must not wait for what another one's attempts at an address have found.
+        ("grpc.use_local_subchannel_pool", 1),
         # A router that comes back is used again within seconds, not after gRPC's two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 5_000),

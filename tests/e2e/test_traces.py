@@ -117,7 +117,9 @@ def test_the_workers_parts_are_in_the_trace_where_the_router_waited_for_them(
     traced.wait_at_rest()  # what cleans up after the request is no part of it
     trace = Trace(spans)
     assert {span.name for span in trace.spans if span.role == "prefill"} == PREFILL_PARTS
-    assert {span.name for span in trace.spans if span.role == "decode"} == DECODE_PARTS
+    # What has arrived already is told beside a hand-off, and nobody waits for it.
+    parts = {span.name for span in trace.spans if span.role == "decode"}
+    assert parts - {"dspark.v1.HandoffService/Arrived"} == DECODE_PARTS
     known = {span.span_id for span in trace.spans}
     assert all(span.parent_id in known for span in trace.spans if span is not trace.root)
     call = trace.only("prefill", "dspark.v1.PrefillService/Prefill")

@@ -23,6 +23,7 @@ BEYOND_LOAD = {
     "dspark_reservations_expired_total": "no router is lost",
     "dspark_kv_lease_handoffs_total": "no decode worker is lost",
     "dspark_kv_transport_fallbacks_total": "every pair has the engine that it wants",
+    "dspark_kv_refusals_total": "nothing malformed is sent; what a client's leaving leaves behind may be refused, or not",
     "dspark_kv_quarantined_pages": "a write of these few bytes has ended before it is given up",
     "dspark_kv_link_bytes_per_second": "no write of the small model is large enough to judge a link by",
     "dspark_spec_drafter_fallbacks_total": "prefill sends the drafter's state",
