@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass
 
 
@@ -47,7 +46,3 @@ class ModelTensor:
     shares_columns: bool = False
     """Ranks that share it have columns of it each; else they have rows, or whole experts."""
     is_optional: bool = False
-
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.shape)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from common.engine.request import Request, Role
+from common.engine.tensors import ints
 from common.engine.verify_block import uses_rejection
 from common.kv_cache.pool import CachePool
 from common.model.drafter import Drafter
@@ -57,15 +58,17 @@ class Proposer:
         rows_by_group: Sequence[int],
     ) -> DraftTensors:
         """Draft for `requests`, which are the `members` of a verify block. Their tokens are still those before it."""
-        index = self._ints(members)
+        index = ints(members, self._device)
         num_accepted = verified.num_accepted[index]
         anchor_ids = verified.token_ids[index].gather(1, num_accepted.unsqueeze(1)).squeeze(1)
-        anchor_positions = self._ints([len(request.tokens) for request in requests]) + num_accepted
+        anchor_positions = (
+            ints([len(request.tokens) for request in requests], self._device) + num_accepted
+        )
         block = self._drafter.draft_block(
             anchor_ids,
             anchor_positions,
-            self._ints([request.drafter_valid_from for request in requests]),
-            self._ints([request.slot for request in requests]),
+            ints([request.drafter_valid_from for request in requests], self._device),
+            ints([request.slot for request in requests], self._device),
             self._pool,
             self._draft_length,
             rows_by_group,
@@ -150,9 +153,6 @@ class Proposer:
         params = [request.sampling for request in requests]
         rows = SamplingRows.of(params, anchor_positions, self._device)
         return rows.repeat(self._draft_length).at(positions)
-
-    def _ints(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
 
 
 def _by_rejection(request: Request) -> bool:

@@ -16,6 +16,7 @@ from common.engine.outputs import RequestOutput, reported_logprobs, to_host
 from common.engine.proposals import DraftTensors, Proposer
 from common.engine.request import OnComputed, Request
 from common.engine.scheduler import ScheduledRequest
+from common.engine.tensors import ints
 from common.engine.verification import verify_rows
 from common.engine.verify_block import VerifyBlock
 from common.kv_cache.layout import Retention
@@ -133,8 +134,9 @@ class Runner:
         """Logits of the rows that are sampled from; the drafter's context rows are written on the way."""
         plan, logit_rows = self._plan(step, rows)
         token_ids = [token for scheduled in step for token in _row_tokens(scheduled)]
+        device = self.model.device
         output = self.model.target.forward(
-            self._ints(token_ids), plan, self.pool, self._ints(logit_rows)
+            ints(token_ids, device), plan, self.pool, ints(logit_rows, device)
         )
         if self.model.drafter is not None:
             self.model.drafter.write_context(output.taps, plan, self.pool)
@@ -175,9 +177,6 @@ class Runner:
             return None
         requests = [sampling[i].request for i in members]
         return self._proposer.propose(members, requests, verified, rows.drafts)
-
-    def _ints(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.model.device, non_blocking=True)
 
 
 def _row_tokens(scheduled: ScheduledRequest) -> list[int]:

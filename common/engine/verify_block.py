@@ -11,6 +11,7 @@ import torch
 
 from common.engine.request import Request
 from common.engine.scheduler import ScheduledRequest
+from common.engine.tensors import ints
 from common.sampling.params import SamplingRows
 from common.types import SamplingParams, Verification
 
@@ -83,7 +84,7 @@ class VerifyBlock:
 
     def ints(self, values: Sequence[int]) -> torch.Tensor:
         """On the block's device."""
-        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+        return ints(values, self.device)
 
 
 def uses_rejection(sampling: SamplingParams) -> bool:

@@ -31,10 +31,29 @@ from tests.support.handoff_cluster import ENGINE, DecodeStream, a_context
 from tests.support.http import get
 from tests.support.small_cache import small_layout
 from tests.support.waiting import LOOK_S, WAIT_S, until
-from tests.support.worker_apps import GRPC, begin, running
+from tests.support.worker_apps import GRPC, App, begin, running
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def request_for(decode: App) -> prefill_service_pb2.PrefillRequest:
+    """To compute 100 tokens for a reservation that is made here."""
+    context = a_context(100)
+    stub: Any = DecodeServiceStub(decode.channel)
+    reserved = await stub.Reserve(
+        decode_service_pb2.ReserveRequest(
+            request_id=context.request_id, num_tokens=100, max_length=132
+        )
+    )
+    return prefill_service_pb2.PrefillRequest(
+        context=convert.context_to_pb(context),
+        ticket=prefill_service_pb2.DecodeTicket(
+            decode_address=decode.address,
+            reservation_id=reserved.reservation_id,
+            capability=reserved.capability,
+        ),
+    )
 
 
 @pytest.fixture
@@ -225,22 +244,8 @@ async def test_a_stopped_prefill_worker_lives_until_its_last_lease_has_ended() -
         running("decode", drain_s=0.0) as decode,
         running("prefill", drain_s=WAIT_S, admin_port=port) as app,
     ):
-        decode_stub: Any = DecodeServiceStub(decode.channel)
         stub: Any = PrefillServiceStub(app.channel)
-        context = a_context(100)
-        reserved = await decode_stub.Reserve(
-            decode_service_pb2.ReserveRequest(
-                request_id=context.request_id, num_tokens=100, max_length=132
-            )
-        )
-        request = prefill_service_pb2.PrefillRequest(
-            context=convert.context_to_pb(context),
-            ticket=prefill_service_pb2.DecodeTicket(
-                decode_address=decode.address,
-                reservation_id=reserved.reservation_id,
-                capability=reserved.capability,
-            ),
-        )
+        request = await request_for(decode)
         *_, last = [event async for event in stub.Prefill(request, timeout=WAIT_S)]
         app.stop.set()
         await app.until_health("readiness", NOT_SERVING)
@@ -265,21 +270,7 @@ async def test_a_lease_that_nobody_renews_ends_by_itself(monkeypatch: pytest.Mon
         running("prefill", handoff=HandoffConfig(lease_s=0.05)) as app,
     ):
         stub: Any = PrefillServiceStub(app.channel)
-        decode_stub: Any = DecodeServiceStub(decode.channel)
-        context = a_context(100)
-        reserved = await decode_stub.Reserve(
-            decode_service_pb2.ReserveRequest(
-                request_id=context.request_id, num_tokens=100, max_length=132
-            )
-        )
-        request = prefill_service_pb2.PrefillRequest(
-            context=convert.context_to_pb(context),
-            ticket=prefill_service_pb2.DecodeTicket(
-                decode_address=decode.address,
-                reservation_id=reserved.reservation_id,
-                capability=reserved.capability,
-            ),
-        )
+        request = await request_for(decode)
         *_, last = [event async for event in stub.Prefill(request, timeout=WAIT_S)]
         assert last.handoff_done.lease_id
         question = prefill_service_pb2.PrefillServiceGetWorkerInfoRequest()
