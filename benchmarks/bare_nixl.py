@@ -1,7 +1,7 @@
 """What our engine makes of NIXL: the same blocks by NIXL's own calls and by the engine, by turns, between two processes.
 
 `python -m benchmarks.bare_nixl` prints JSON. Bare means: no event loop, no other thread, and a core that does nothing but
-ask whether the write has ended. Both are timed from a list of ranges to the last byte's arrival.
+ask whether the write has ended. Both are timed from the ranges, as each takes them, to the last byte's arrival.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -27,7 +30,7 @@ from common.transfer.engine import WriteTarget
 from common.transfer.handoff import HandoffKey
 from common.transfer.meeting import EngineDescriptor
 from common.transfer.nixl_library import NixlLibrary
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRange, ByteRanges
 from common.types import RequestId
 from services.cli.process import leave
 from services.cli.transfer_bench.endpoint import Endpoint
@@ -91,6 +94,33 @@ class BareAgent:
             await asyncio.sleep(LOOK_PERIOD_S)
 
 
+class PostingTimes:
+    """When an engine hands a write to NIXL."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        """The last time, on the clock of `time.perf_counter`."""
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Of engines that are made in this block."""
+        make = NixlLibrary.agent
+
+        def agent(library: NixlLibrary, name: str) -> Any:
+            made = make(library, name)
+            transfer = made.transfer
+
+            def timed_transfer(handle: Any) -> str:
+                self.at = time.perf_counter()
+                return str(transfer(handle))
+
+            made.transfer = timed_transfer
+            return made
+
+        with mock.patch.object(NixlLibrary, "agent", agent):
+            yield
+
+
 class Receiver:
     """The other process."""
 
@@ -134,7 +164,9 @@ async def _measure(repeats: int) -> dict[str, float]:
     patterns = parse_patterns(SIZES, RANGES)
     size_bytes = max(pattern.size_bytes for pattern in patterns)
     receiver = Receiver(size_bytes)
-    endpoint = Endpoint(Opening(engines=("nixl",), size_bytes=size_bytes), host="127.0.0.1")
+    posted = PostingTimes()
+    with posted.noted():
+        endpoint = Endpoint(Opening(engines=("nixl",), size_bytes=size_bytes), host="127.0.0.1")
     endpoint.bytes[:] = np.random.default_rng().integers(0, 256, len(endpoint.bytes), np.uint8)
     engine, bare = endpoint.engines["nixl"], BareAgent(endpoint, "bare-sender")
     bare.meet(receiver.introduction["bare"])
@@ -142,7 +174,7 @@ async def _measure(repeats: int) -> dict[str, float]:
         TARGET.address, _descriptor(receiver.introduction["engine"]), timeout_s=WAIT_S
     )
 
-    async def by_engine(ranges: Sequence[ByteRange]) -> None:
+    async def by_engine(ranges: ByteRanges) -> None:
         if not await engine.poll(engine.write(TARGET, ranges), timeout_s=WAIT_S):
             raise TransferFailed(f"nixl: the write did not end in {WAIT_S} s")
 
@@ -153,13 +185,19 @@ async def _measure(repeats: int) -> dict[str, float]:
     for turn in range(repeats + 1):
         for pattern in patterns:
             ranges = pattern.ranges()
+            writes = (
+                ("engine", partial(by_engine, ranges)),
+                ("bare", partial(by_hand, list(ranges))),
+            )
             # Neither finds in a cache what the other has left there for it.
-            await by_engine(ranges)
-            await by_hand(ranges)
-            for name, write in (("engine", by_engine), ("bare", by_hand)):
+            for _, write in writes:
+                await write()
+            for name, write in writes:
                 began = time.perf_counter()
-                await write(ranges)
+                await write()
                 seconds[pattern, name].append(time.perf_counter() - began)
+                if name == "engine":
+                    seconds[pattern, "posting"].append(posted.at - began)
                 if turn == 0:
                     _require_arrived(endpoint, receiver, pattern, ranges)
     receiver.close()
@@ -167,7 +205,7 @@ async def _measure(repeats: int) -> dict[str, float]:
 
 
 def _require_arrived(
-    endpoint: Endpoint, receiver: Receiver, pattern: Pattern, ranges: Sequence[ByteRange]
+    endpoint: Endpoint, receiver: Receiver, pattern: Pattern, ranges: ByteRanges
 ) -> None:
     found = receiver.ask(f"{pattern.size_bytes} {pattern.num_ranges}")
     if found != endpoint.digest_source(ranges):
@@ -175,12 +213,16 @@ def _require_arrived(
 
 
 def ratio_figures(seconds: dict[tuple[Pattern, str], float]) -> dict[str, float]:
-    """Of the time that each transfer takes by the engine and bare: how fast NIXL is, and what share of it is left."""
+    """Of the time that each transfer takes by the engine and bare: how fast NIXL is, what share of it is left, and what
+    share of the engine's time passes before NIXL has the write."""
     figures: dict[str, float] = {}
     for (pattern, name), median_s in seconds.items():
+        engine_s = seconds[pattern, "engine"]
         if name == "bare":
             figures[f"nixl.{pattern.name}.bare_bytes_per_s"] = pattern.size_bytes / median_s
-            figures[f"nixl.{pattern.name}.over_bare"] = median_s / seconds[pattern, "engine"]
+            figures[f"nixl.{pattern.name}.over_bare"] = median_s / engine_s
+        if name == "posting":
+            figures[f"nixl.{pattern.name}.posting_share"] = median_s / engine_s
     return figures
 
 

@@ -31,12 +31,15 @@ class RowDigest:
         self._layers: list[list[_Hasher]] = [
             [xxhash.xxh3_128() for _ in region.layer_ids] for region in memory.layout.regions
         ]
+        self._digests: list[bytes | None] = [None] * len(self._layers)
+        """None where rows were taken in since."""
 
     def update(self, rows: Rows) -> None:
         """Take in rows that follow those of earlier calls. Nothing may write them meanwhile."""
         for index, region in enumerate(self._memory.layout.regions):
             if not rows[index]:
                 continue
+            self._digests[index] = None
             described = self._memory.regions[index]
             pieces = [
                 (piece.offset, piece.num_rows * described.row_bytes)
@@ -55,11 +58,15 @@ class RowDigest:
             await asyncio.to_thread(self.update, rows)
 
     def digests(self) -> tuple[bytes, ...]:
-        """For every region: xxh3-128 over the layers' xxh3-128, in layout order."""
-        return tuple(
-            xxhash.xxh3_128(b"".join(hasher.digest() for hasher in layers)).digest()
-            for layers in self._layers
-        )
+        """For every region: xxh3-128 over the layers' xxh3-128, in layout order. Asked for again, it costs nothing."""
+        return tuple(self._region(index) for index in range(len(self._layers)))
+
+    def _region(self, index: int) -> bytes:
+        digest = self._digests[index]
+        if digest is None:
+            of_layers = b"".join(hasher.digest() for hasher in self._layers[index])
+            digest = self._digests[index] = xxhash.xxh3_128(of_layers).digest()
+        return digest
 
 
 def rows_bytes(memory: PoolMemory, rows: Rows) -> int:

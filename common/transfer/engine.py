@@ -6,13 +6,13 @@ is one-sided in spirit: the sender writes into the receiver's memory, the receiv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
 from common.transfer.handoff import HandoffKey
 from common.transfer.meeting import EngineDescriptor
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRanges
 
 TransferId = NewType("TransferId", int)
 
@@ -59,7 +59,7 @@ class TransferEngine(Protocol):
         Some engines need the receiver's help for bytes to come in, and give it only meanwhile.
         """
 
-    def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
+    def write(self, target: WriteTarget, ranges: ByteRanges) -> TransferId:
         """Start copying ranges of our memory into a connected peer's.
 
         The source bytes must neither change nor be given to another request until `poll` or `cancel` returned True.

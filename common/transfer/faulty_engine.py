@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from common.transfer.engines import Engines
 from common.transfer.faults import Fault, FaultKind, FaultPlan
 from common.transfer.meeting import EngineDescriptor
 from common.transfer.memory import PoolMemory
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRanges
 from common.transfer.writes import Writes
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class WriteCount:
 @dataclass(slots=True, kw_only=True)
 class _Write:
     target: WriteTarget
-    ranges: Sequence[ByteRange]
+    ranges: ByteRanges
     fault: Fault | None
     num_denials: int
     """Times that `cancel` still says that it may go on."""
@@ -98,7 +98,7 @@ class FaultyEngine:
     def receive(self) -> Callable[[], None]:
         return self._inner.receive()
 
-    def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
+    def write(self, target: WriteTarget, ranges: ByteRanges) -> TransferId:
         self._count.value += 1
         fault = self._plan.of(self.num_writes)
         if fault is not None:
@@ -178,7 +178,7 @@ class FaultyEngine:
         with contextlib.suppress(ServingError):
             await self._inner.poll(write.inner, timeout_s=timeout_s)
 
-    def _corrupted(self, ranges: Sequence[ByteRange]) -> list[ByteRange]:
+    def _corrupted(self, ranges: ByteRanges) -> ByteRanges:
         """The same ranges, but the first byte comes from a place of the region that has another one. The source itself
         stays as it is: it may be read for the digest at the same time."""
         first = ranges[0]
@@ -194,4 +194,4 @@ class FaultyEngine:
             destination_offset=first.destination_offset + 1,
             length=first.length - 1,
         )
-        return [changed, *([rest] if rest.length else []), *ranges[1:]]
+        return ByteRanges.of([changed, *([rest] if rest.length else []), *ranges[1:]])

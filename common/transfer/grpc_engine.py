@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import grpc.aio
 
@@ -12,7 +12,7 @@ from common.transfer.convert import key_to_pb
 from common.transfer.engine import TransferId, WriteTarget
 from common.transfer.meeting import EngineDescriptor
 from common.transfer.memory import PoolMemory
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRanges
 from common.transfer.writes import Writes
 
 
@@ -49,7 +49,7 @@ class GrpcTransferEngine:
     def receive(self) -> Callable[[], None]:
         return lambda: None
 
-    def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
+    def write(self, target: WriteTarget, ranges: ByteRanges) -> TransferId:
         return self._writes.start(self._write(target, ranges))
 
     async def poll(self, transfer: TransferId, *, timeout_s: float) -> bool:
@@ -61,8 +61,8 @@ class GrpcTransferEngine:
     async def close(self) -> None:
         await self._writes.close()
 
-    async def _write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> None:
-        expected = sum(r.length for r in ranges)
+    async def _write(self, target: WriteTarget, ranges: ByteRanges) -> None:
+        expected = ranges.num_bytes
         arrived = await transfer_stream.send(
             self._channel_to(target.address),
             transfer_stream.pack(self._pieces(ranges)),
@@ -74,7 +74,7 @@ class GrpcTransferEngine:
         if arrived != expected:
             raise TransferFailed(f"{target.address} took {arrived} of {expected} bytes")
 
-    def _pieces(self, ranges: Sequence[ByteRange]) -> Iterator[transfer_stream.Piece]:
+    def _pieces(self, ranges: ByteRanges) -> Iterator[transfer_stream.Piece]:
         for r in ranges:
             for start in range(0, r.length, transfer_stream.MESSAGE_BYTES):
                 length = min(transfer_stream.MESSAGE_BYTES, r.length - start)

@@ -21,7 +21,7 @@ from common.errors import ConfigError, TransferFailed
 from common.transfer.engine import TransferId, WriteTarget
 from common.transfer.meeting import PROBE_BYTES, EngineDescriptor
 from common.transfer.memory import PoolMemory
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRanges
 from common.transfer.writes import Writes, next_wait_s
 
 NEVER_S = 100_000_000
@@ -78,7 +78,7 @@ class MooncakeTransferEngine:
     def receive(self) -> Callable[[], None]:
         return lambda: None  # Mooncake's own threads take what comes, asleep otherwise
 
-    def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
+    def write(self, target: WriteTarget, ranges: ByteRanges) -> TransferId:
         return self._writes.start(self._write(target.address, ranges))
 
     async def poll(self, transfer: TransferId, *, timeout_s: float) -> bool:
@@ -93,7 +93,7 @@ class MooncakeTransferEngine:
         await self._on_thread(self._drop)
         self._posts.shutdown()
 
-    async def _write(self, address: str, ranges: Sequence[ByteRange]) -> None:
+    async def _write(self, address: str, ranges: ByteRanges) -> None:
         peer = self._peers.get(address)
         if peer is None:
             raise TransferFailed(f"mooncake has not met {address}")

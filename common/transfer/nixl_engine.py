@@ -11,13 +11,11 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from common.errors import ConfigError, TransferFailed
@@ -25,9 +23,9 @@ from common.transfer.engine import TransferId, WriteTarget
 from common.transfer.meeting import PROBE_BYTES, EngineDescriptor
 from common.transfer.memory import PoolMemory
 from common.transfer.nixl_library import NixlLibrary
-from common.transfer.nixl_memory import NixlMemory, columns, host_bytes
+from common.transfer.nixl_memory import Descriptors, NixlMemory, NixlPair, host_bytes
 from common.transfer.nixl_receiver import NixlReceiver
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRanges
 from common.transfer.writes import Writes, next_wait_s
 
 logger = logging.getLogger(__name__)
@@ -39,7 +37,6 @@ INLINE_BYTES = 4 * 1024 * 1024
 CLOSE_TIMEOUT_S = 5.0
 
 Answer = TypeVar("Answer")
-Descriptors = tuple[npt.NDArray[np.uint64], str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +44,7 @@ class _Peer:
     address: str
     agent: str
     descriptor: EngineDescriptor
-    memory: NixlMemory
+    pair: NixlPair
     num_writes: int = 0
     """Under way."""
 
@@ -98,7 +95,7 @@ class NixlTransferEngine:
     async def connect(
         self, address: str, descriptor: EngineDescriptor, *, timeout_s: float
     ) -> None:
-        descriptor.require_regions(self._ours.num_regions, peer=address)
+        descriptor.require_regions(len(self._ours.addresses), peer=address)
         peer = await self._in_time(self._known(address, descriptor), timeout_s)
         if peer.num_writes:
             # Tearing the connection down would end them here, but what is in its buffers would still arrive.
@@ -122,8 +119,20 @@ class NixlTransferEngine:
     def receive(self) -> Callable[[], None]:
         return self._receiver.receive()
 
-    def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
-        return self._writes.start(self._write(target.address, ranges))
+    def write(self, target: WriteTarget, ranges: ByteRanges) -> TransferId:
+        peer = self._peers.get(target.address)
+        if peer is None:
+            return self._writes.ended(TransferFailed(f"nixl has not met {target.address}"))
+        source, destination = peer.pair.descriptors(ranges)
+        if ranges.num_bytes > INLINE_BYTES or self._num_on_thread:
+            return self._writes.start(self._transfer(peer, source, destination))
+        try:
+            handle, state = self._post(peer, source, destination)
+        except self._nixl.errors as error:
+            return self._writes.ended(_failed(peer, error))
+        if state == "DONE":
+            return self._writes.ended()
+        return self._writes.start(self._follow(peer, handle, state))
 
     async def poll(self, transfer: TransferId, *, timeout_s: float) -> bool:
         return await self._writes.poll(transfer, timeout_s=timeout_s)
@@ -138,56 +147,48 @@ class NixlTransferEngine:
         await asyncio.to_thread(self._receiver.close)
         self._posts.shutdown(wait=not self._calls, cancel_futures=True)
 
-    async def _write(self, address: str, ranges: Sequence[ByteRange]) -> None:
-        peer = self._peers.get(address)
-        if peer is None:
-            raise TransferFailed(f"nixl has not met {address}")
-        region, source, destination, length = columns(ranges)
-        await self._transfer(
-            peer,
-            self._ours.descriptors(region, source, length),
-            peer.memory.descriptors(region, destination, length),
+    def _post(self, peer: _Peer, source: Descriptors, destination: Descriptors) -> tuple[Any, str]:
+        """(handle, state). Where the kernel copies, most writes are done when this returns."""
+        handle = self._agent.initialize_xfer(
+            "WRITE",
+            self._agent.get_xfer_descs(*source),
+            self._agent.get_xfer_descs(*destination),
+            peer.agent,
         )
+        return handle, self._settled(handle, self._agent.transfer(handle))
 
     async def _transfer(self, peer: _Peer, source: Descriptors, destination: Descriptors) -> None:
-        """Ends when the bytes are there. Raises TransferFailed when they will not be."""
+        """Post on the thread, and end when the bytes are there. Raises TransferFailed when they will not be."""
+        with self._under_way(peer):
+            handle, state = await self._on_thread(lambda: self._post(peer, source, destination))
+        await self._follow(peer, handle, state)
+
+    async def _follow(self, peer: _Peer, handle: Any, state: str) -> None:
+        """From posting to the end of `_transfer`."""
         began = time.monotonic()
-        handle, state = None, "PROC"
+        with self._under_way(peer):
+            try:
+                while state == "PROC":
+                    await asyncio.sleep(next_wait_s(time.monotonic() - began))
+                    state = await self._on_thread(
+                        lambda: self._settled(handle, self._agent.check_xfer_state(handle))
+                    )
+            finally:
+                if state == "PROC":
+                    self._posts.submit(self._release, handle)
+        if state != "DONE":
+            raise _failed(peer, state)
+
+    @contextlib.contextmanager
+    def _under_way(self, peer: _Peer) -> Iterator[None]:
+        """Raises TransferFailed for what NIXL raises."""
         peer.num_writes += 1
         try:
-            handle, state = await self._post(peer, source, destination)
-            while state == "PROC":
-                await asyncio.sleep(next_wait_s(time.monotonic() - began))
-                state = await self._on_thread(
-                    lambda: self._settled(handle, self._agent.check_xfer_state(handle))
-                )
+            yield
         except self._nixl.errors as error:
-            raise TransferFailed(f"nixl: writing to {peer.address} failed: {error}") from error
+            raise _failed(peer, error) from error
         finally:
             peer.num_writes -= 1
-            if handle is not None and state == "PROC":
-                self._posts.submit(self._release, handle)
-        if state != "DONE":
-            raise TransferFailed(f"nixl: writing to {peer.address} ended as {state}")
-
-    async def _post(
-        self, peer: _Peer, source: Descriptors, destination: Descriptors
-    ) -> tuple[Any, str]:
-        """(handle, state). Where the kernel copies, most writes are done when this returns."""
-
-        def post() -> tuple[Any, str]:
-            handle = self._agent.initialize_xfer(
-                "WRITE",
-                self._agent.get_xfer_descs(*source),
-                self._agent.get_xfer_descs(*destination),
-                peer.agent,
-            )
-            return handle, self._settled(handle, self._agent.transfer(handle))
-
-        num_bytes = int(source[0][:, 1].sum())
-        if num_bytes <= INLINE_BYTES and not self._num_on_thread:
-            return post()
-        return await self._on_thread(post)
 
     def _settled(self, handle: Any, state: str) -> str:
         """The state; a handle whose write has ended is released at once, for another thread would be waited for."""
@@ -216,7 +217,7 @@ class NixlTransferEngine:
             address=address,
             agent=name,
             descriptor=descriptor,
-            memory=NixlMemory(descriptor.region_addresses, descriptor.device),
+            pair=NixlPair(self._ours, NixlMemory(descriptor.region_addresses, descriptor.device)),
         )
         return peer
 
@@ -253,3 +254,7 @@ class NixlTransferEngine:
             return await asyncio.get_running_loop().run_in_executor(self._posts, function)
         finally:
             self._num_on_thread -= 1
+
+
+def _failed(peer: _Peer, why: object) -> TransferFailed:
+    return TransferFailed(f"nixl: writing to {peer.address} failed: {why}")

@@ -6,11 +6,12 @@ whatever size, so page counts, ring sizes and draft lengths may differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from common.kv_cache.layout import DRAFTER_REGION, CacheLayout, Region, Retention
+from common.transfer.ranges import ByteRanges
 
 Rows = tuple[range, ...]
 """Rows of every region, in layout order; an empty range where a region has none."""
@@ -42,19 +43,6 @@ class Placement:
     page_ids: tuple[int, ...]
     """In position order."""
     slot: int
-
-
-class ByteRange(NamedTuple):
-    """Bytes of one region to copy from the sender's buffer to the receiver's.
-
-    A tuple, because engines turn thousands of them into arrays for every hand-off.
-    """
-
-    region: int
-    """Index in the layout."""
-    source_offset: int
-    destination_offset: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,32 +92,21 @@ def rows_after(rows: Rows, sent: Rows) -> Rows:
 
 def plan_writes(
     layout: CacheLayout, source: Placement, destination: Placement, rows: Rows
-) -> list[ByteRange]:
+) -> ByteRanges:
     """The copies that move `rows` of every layer; neighbours on both sides are one range."""
-    ranges: list[ByteRange] = []
+    numbers = array("Q")
     for index, region in enumerate(layout.regions):
         if not rows[index]:
             continue  # the peer need not even have the drafter's region
         ours, theirs = source.memory[index], destination.memory[index]
-        steps = list(
-            _in_step(
-                segments(region, source, index, rows[index]),
-                segments(region, destination, index, rows[index]),
-                ours.row_bytes,
-            )
+        copies = _in_step(
+            segments(region, source, index, rows[index]),
+            segments(region, destination, index, rows[index]),
+            ours.row_bytes,
         )
-        for layer in range(len(region.layer_ids)):
-            for source_offset, destination_offset, length in steps:
-                _append(
-                    ranges,
-                    ByteRange(
-                        region=index,
-                        source_offset=layer * ours.layer_stride_bytes + source_offset,
-                        destination_offset=layer * theirs.layer_stride_bytes + destination_offset,
-                        length=length,
-                    ),
-                )
-    return ranges
+        strides = ours.layer_stride_bytes, theirs.layer_stride_bytes
+        _append(numbers, index, list(copies), len(region.layer_ids), strides)
+    return ByteRanges(numbers)
 
 
 def segments(region: Region, placement: Placement, index: int, rows: range) -> Iterator[Segment]:
@@ -174,19 +151,21 @@ def _advance(segment: Segment, num_rows: int, row_bytes: int) -> Segment | None:
     )
 
 
-def _append(ranges: list[ByteRange], new: ByteRange) -> None:
-    last = ranges[-1] if ranges else None
-    if (
-        last is not None
-        and last.region == new.region
-        and last.source_offset + last.length == new.source_offset
-        and last.destination_offset + last.length == new.destination_offset
-    ):
-        ranges[-1] = ByteRange(
-            region=last.region,
-            source_offset=last.source_offset,
-            destination_offset=last.destination_offset,
-            length=last.length + new.length,
-        )
-    else:
-        ranges.append(new)
+def _append(
+    numbers: array[int],
+    region: int,
+    copies: Sequence[tuple[int, int, int]],
+    num_layers: int,
+    strides: tuple[int, int],
+) -> None:
+    """The same (source offset, destination offset, length) in every layer of a region."""
+    source_end = destination_end = -1
+    for layer in range(num_layers):
+        for source_offset, destination_offset, length in copies:
+            source = source_offset + layer * strides[0]
+            destination = destination_offset + layer * strides[1]
+            if (source, destination) == (source_end, destination_end):
+                numbers[-1] += length
+            else:
+                numbers.extend((region, source, destination, length))
+            source_end, destination_end = source + length, destination + length

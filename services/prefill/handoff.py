@@ -139,6 +139,8 @@ class Handoff:
             rows = rows_after(self._sent, self._announced)
             self._announced, self._num_unannounced = self._sent, 0
             self._announcements.append(asyncio.create_task(self._announce(rows)))
+        if num_computed >= self._num_tokens:
+            self._digest.digests()  # now, and not when the receiver waits for them
 
     async def finish(self, first: FirstTokenSampled) -> None:
         """Send what is left and have the decode worker check it. Raises TransferFailed after the second mismatch."""

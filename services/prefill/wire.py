@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from common.errors import ServingError, TransferFailed
 from common.telemetry.tracing import part
 from common.transfer.engine import TransferId, WriteTarget
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRanges
 from services.prefill.pairs import Pair
 from services.prefill.sender import Sender
 from services.prefill.spans import Span, Spans
@@ -24,12 +22,12 @@ class Wire:
         self._target = target
         self._transfer: TransferId | None = None
 
-    async def send(self, ranges: Sequence[ByteRange]) -> int:
+    async def send(self, ranges: ByteRanges) -> int:
         """Returns the bytes when all have arrived. Raises TransferFailed, and the pair is met anew."""
         if not ranges:
             return 0
         sender, engine, metrics = self._sender, self._pair.engine, self._sender.metrics
-        num_bytes = sum(r.length for r in ranges)
+        num_bytes = ranges.num_bytes
         timeout_s = sender.config.write_timeout_s(num_bytes)
         with (
             part(

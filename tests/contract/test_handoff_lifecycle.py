@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from common.errors import (
 from common.rpc.status import error_of_call
 from common.transfer import convert
 from common.transfer.engine import WriteTarget
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRanges
 from common.types import RequestContext
 from dspark.v1 import decode_service_pb2, handoff_service_pb2, prefill_service_pb2
 from services.decode.reservations import ReservationState
@@ -108,7 +108,7 @@ class HeldTransfer:
         self._write = self._engine._write
         self._engine._write = self._half
 
-    async def _half(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> None:
+    async def _half(self, target: WriteTarget, ranges: ByteRanges) -> None:
         half = len(ranges) // 2
         await self._write(target, ranges[:half])
         self.is_half_way.set()

@@ -13,7 +13,7 @@ from common.transfer.config import TransferConfig
 from common.transfer.engine import TransferEngine, TransferId, WriteTarget
 from common.transfer.handoff import HandoffKey
 from common.transfer.memory import PoolMemory
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRange, ByteRanges
 from common.types import RequestId
 from tests.support.transfer_engines import (
     big_memory,
@@ -44,7 +44,7 @@ class Source:
         whole = ByteRange(
             region=0, source_offset=0, destination_offset=0, length=num_pages * PAGE_BYTES
         )
-        return self.engine.write(TARGET, [whole])
+        return self.engine.write(TARGET, ByteRanges.of([whole]))
 
     async def arrives(self, transfer: TransferId) -> bool:
         return await self.engine.poll(transfer, timeout_s=WAIT_S)

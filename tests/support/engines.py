@@ -8,7 +8,7 @@ import contextlib
 import importlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from unittest import mock
 
@@ -19,7 +19,7 @@ from common.transfer.engines import Engines, open_engines
 from common.transfer.grpc_engine import GrpcTransferEngine
 from common.transfer.meeting import EngineDescriptor
 from common.transfer.memory import PoolMemory
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRanges
 from common.transfer.writes import Writes
 from services.decode import app as decode_app
 from services.prefill import app as prefill_app
@@ -75,7 +75,7 @@ class DirectEngine:
     def receive(self) -> Callable[[], None]:
         return lambda: None
 
-    def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
+    def write(self, target: WriteTarget, ranges: ByteRanges) -> TransferId:
         return self._writes.start(self._write(target, ranges))
 
     async def poll(self, transfer: TransferId, *, timeout_s: float) -> bool:
@@ -87,7 +87,7 @@ class DirectEngine:
     async def close(self) -> None:
         await self._writes.close()
 
-    async def _write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> None:
+    async def _write(self, target: WriteTarget, ranges: ByteRanges) -> None:
         peer = self._peers.get(target.address)
         if peer is None:
             raise TransferFailed(f"direct has not met {target.address}")
@@ -113,7 +113,7 @@ class HeldEngine:
         self._may_go_on = asyncio.Event()
         self._writes = Writes()
         self._under_way: dict[TransferId, list[TransferId]] = {}
-        self._held: dict[TransferId, tuple[WriteTarget, Sequence[ByteRange]]] = {}
+        self._held: dict[TransferId, tuple[WriteTarget, ByteRanges]] = {}
         """What is left of held writes."""
 
     @property
@@ -139,7 +139,7 @@ class HeldEngine:
     def receive(self) -> Callable[[], None]:
         return self.inner.receive()
 
-    def write(self, target: WriteTarget, ranges: Sequence[ByteRange]) -> TransferId:
+    def write(self, target: WriteTarget, ranges: ByteRanges) -> TransferId:
         under_way: list[TransferId] = []
         is_held, self._holds_next = self._holds_next, False
         half = len(ranges) // 2
@@ -177,7 +177,7 @@ class HeldEngine:
     async def _halves(
         self,
         target: WriteTarget,
-        ranges: Sequence[ByteRange],
+        ranges: ByteRanges,
         half: int,
         under_way: list[TransferId],
     ) -> None:
@@ -187,7 +187,7 @@ class HeldEngine:
         await self._through(target, ranges[half:], under_way)
 
     async def _through(
-        self, target: WriteTarget, ranges: Sequence[ByteRange], under_way: list[TransferId]
+        self, target: WriteTarget, ranges: ByteRanges, under_way: list[TransferId]
     ) -> None:
         if ranges:
             under_way.append(self.inner.write(target, ranges))

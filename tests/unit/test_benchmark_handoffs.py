@@ -69,11 +69,13 @@ def test_an_engine_is_compared_with_bare_nixl_pattern_by_pattern() -> None:
     figures = ratio_figures(
         {
             (few, "engine"): 0.002,
+            (few, "posting"): 0.0001,
             (few, "bare"): 0.001,
             (many, "engine"): 0.004,
             (many, "bare"): 0.004,
         }
     )
     assert figures["nixl.4MiB.1_range.over_bare"] == pytest.approx(0.5)
+    assert figures["nixl.4MiB.1_range.posting_share"] == pytest.approx(0.05)
     assert figures["nixl.4MiB.1024_ranges.over_bare"] == pytest.approx(1.0)
     assert figures["nixl.4MiB.1_range.bare_bytes_per_s"] == pytest.approx((4 << 20) / 0.001)

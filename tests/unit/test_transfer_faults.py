@@ -13,6 +13,7 @@ from common.transfer.engines import Engines
 from common.transfer.faults import Fault, FaultKind, FaultPlan
 from common.transfer.faulty_engine import with_faults
 from common.transfer.handoff import HandoffKey
+from common.transfer.ranges import ByteRanges
 from common.types import RequestId
 
 
@@ -83,7 +84,7 @@ async def test_writes_are_counted_over_all_engines_of_a_process() -> None:
     for name in ("nixl", "grpc", "nixl", "grpc"):
         engine = faulty.by_name[name]
         try:
-            ends.append(await engine.poll(engine.write(TARGET, []), timeout_s=5.0))
+            ends.append(await engine.poll(engine.write(TARGET, ByteRanges.of([])), timeout_s=5.0))
         except TransferFailed:
             ends.append(False)
     assert ends == [True, True, False, True]

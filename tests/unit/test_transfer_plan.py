@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import pytest
 
 from common.transfer.digest import RowDigest, digest_rows
 from common.transfer.memory import PoolMemory
 from common.transfer.plan import (
-    ByteRange,
     Placement,
     Rows,
     final_rows,
@@ -17,6 +17,7 @@ from common.transfer.plan import (
     plan_writes,
     rows_after,
 )
+from common.transfer.ranges import ByteRange
 from tests.support.small_cache import (
     expected_rows,
     read_rows,
@@ -39,7 +40,7 @@ def whole_pages(memory: PoolMemory, num_tokens: int) -> Rows:
     return tuple(region.closed_rows(num_tokens) for region in memory.layout.regions)
 
 
-def copy(source: PoolMemory, destination: PoolMemory, ranges: list[ByteRange]) -> None:
+def copy(source: PoolMemory, destination: PoolMemory, ranges: Iterable[ByteRange]) -> None:
     for r in ranges:
         piece = source.read(r.region, r.source_offset, r.length)
         destination.write(r.region, r.destination_offset, memoryview(bytes(piece)))
@@ -195,6 +196,7 @@ def test_digests_that_were_taken_page_by_page_are_those_of_the_whole(num_tokens:
     for num_computed in range(0, num_tokens, 100):
         final = final_rows(memory.layout, num_tokens, num_computed, has_drafter_state=True)
         digest.update(rows_after(final, sent))
+        digest.digests()
         sent = final
     digest.update(rows_after(rows, sent))
     assert digest.digests() == digest_rows(memory, placement, rows)

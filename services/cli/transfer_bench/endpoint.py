@@ -18,7 +18,7 @@ from common.transfer.engine import TransferEngine
 from common.transfer.engines import open_engines
 from common.transfer.grpc_engine import GrpcTransferEngine
 from common.transfer.memory import PoolMemory
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRanges
 from services.cli.transfer_bench.protocol import Opening
 
 _REGION = Region(
@@ -64,11 +64,11 @@ class Endpoint:
             if name in opened.by_name:
                 self.engines[name] = opened.by_name[name]
 
-    def digest_source(self, ranges: Sequence[ByteRange]) -> str:
+    def digest_source(self, ranges: ByteRanges) -> str:
         """xxh3-128 over what is sent, in the sender's order."""
         return self._digest([(r.source_offset, r.length) for r in ranges])
 
-    def digest_destination(self, ranges: Sequence[ByteRange]) -> str:
+    def digest_destination(self, ranges: ByteRanges) -> str:
         """xxh3-128 over what has arrived, in the sender's order."""
         return self._digest([(r.destination_offset, r.length) for r in ranges])
 

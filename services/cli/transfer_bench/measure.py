@@ -7,14 +7,14 @@ import itertools
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from common.errors import ServingError
 from common.transfer.engine import TransferEngine, WriteTarget
 from common.transfer.handoff import HandoffKey
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRanges
 from common.types import RequestId
 from services.cli.failures import EXIT_OTHER, Failure
 from services.cli.transfer_bench.endpoint import Endpoint
@@ -159,7 +159,7 @@ class _Run:
         )
         self._samples[name][pattern].append(sample)
 
-    async def _write(self, name: str, pattern: Pattern, ranges: Sequence[ByteRange]) -> bool:
+    async def _write(self, name: str, pattern: Pattern, ranges: ByteRanges) -> bool:
         """False when the engine cannot, which ends its part in this run."""
         engine = self._engines[name]
         target = WriteTarget(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.errors import ConfigError
-from common.transfer.plan import ByteRange
+from common.transfer.ranges import ByteRange, ByteRanges
 
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 MAX_SIZE_BYTES = 4 << 30
@@ -33,12 +33,12 @@ class Pattern:
         ranges = "range" if self.num_ranges == 1 else "ranges"
         return f"{size_name(self.size_bytes)}.{self.num_ranges}_{ranges}"
 
-    def ranges(self) -> list[ByteRange]:
+    def ranges(self) -> ByteRanges:
         """In the sender's order; the same in every process."""
         length = self.size_bytes // self.num_ranges
         places = list(range(self.num_ranges))
         random.Random(self.num_ranges).shuffle(places)
-        return [
+        return ByteRanges.of(
             ByteRange(
                 region=0,
                 source_offset=index * length,
@@ -46,7 +46,7 @@ class Pattern:
                 length=length,
             )
             for index, place in enumerate(places)
-        ]
+        )
 
 
 def parse_patterns(sizes: Sequence[str], ranges: Sequence[str]) -> tuple[Pattern, ...]:
