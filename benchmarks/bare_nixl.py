@@ -94,15 +94,16 @@ class BareAgent:
             await asyncio.sleep(LOOK_PERIOD_S)
 
 
-class PostingTimes:
-    """When an engine hands a write to NIXL."""
+class Posting:
+    """How long an engine takes before NIXL has the write."""
 
     def __init__(self) -> None:
-        self.at = 0.0
-        """The last time, on the clock of `time.perf_counter`."""
+        self.began = 0.0
+        """To be set when the engine is called, on the clock of `time.perf_counter`."""
+        self.seconds = 0.0
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def timed(self) -> Iterator[None]:
         """Of engines that are made in this block."""
         make = NixlLibrary.agent
 
@@ -111,7 +112,7 @@ class PostingTimes:
             transfer = made.transfer
 
             def timed_transfer(handle: Any) -> str:
-                self.at = time.perf_counter()
+                self.seconds = time.perf_counter() - self.began
                 return str(transfer(handle))
 
             made.transfer = timed_transfer
@@ -164,8 +165,8 @@ async def _measure(repeats: int) -> dict[str, float]:
     patterns = parse_patterns(SIZES, RANGES)
     size_bytes = max(pattern.size_bytes for pattern in patterns)
     receiver = Receiver(size_bytes)
-    posted = PostingTimes()
-    with posted.noted():
+    posting = Posting()
+    with posting.timed():
         endpoint = Endpoint(Opening(engines=("nixl",), size_bytes=size_bytes), host="127.0.0.1")
     endpoint.bytes[:] = np.random.default_rng().integers(0, 256, len(endpoint.bytes), np.uint8)
     engine, bare = endpoint.engines["nixl"], BareAgent(endpoint, "bare-sender")
@@ -175,6 +176,7 @@ async def _measure(repeats: int) -> dict[str, float]:
     )
 
     async def by_engine(ranges: ByteRanges) -> None:
+        posting.began = time.perf_counter()
         if not await engine.poll(engine.write(TARGET, ranges), timeout_s=WAIT_S):
             raise TransferFailed(f"nixl: the write did not end in {WAIT_S} s")
 
@@ -197,7 +199,7 @@ async def _measure(repeats: int) -> dict[str, float]:
                 await write()
                 seconds[pattern, name].append(time.perf_counter() - began)
                 if name == "engine":
-                    seconds[pattern, "posting"].append(posted.at - began)
+                    seconds[pattern, "posting"].append(posting.seconds)
                 if turn == 0:
                     _require_arrived(endpoint, receiver, pattern, ranges)
     receiver.close()
