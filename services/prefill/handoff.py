@@ -116,6 +116,10 @@ class Handoff:
                 terms = await self._negotiate_with(pair)
             except PairUnknown as still:  # it restarts faster than we meet it
                 raise self._failed(still) from still
+        except TransferFailed:
+            # Whoever asks next whether the two can meet is to be told what is true now.
+            pairs.distrust(pair)
+            raise
         with self._sender.metrics.counting_refusals(), self._failures_named():
             require_placeable(
                 pair.layout, pair.memory, terms, self._num_tokens, peer=self._ticket.address

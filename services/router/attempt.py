@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from common.errors import ServingError, TransferFailed
+from common.errors import ContractMismatch, ServingError, TransferFailed
 from services.router.commits import Committed, Round
 from services.router.decode_link import DecodeSession
 from services.router.decode_worker import DecodeWorker
@@ -20,13 +20,18 @@ class AttemptFailed(Exception):
     """A worker failed under a running request. Stays inside the router, which may place the request again."""
 
     def __init__(
-        self, error: ServingError, worker: str, *, suspects: frozenset[str] = frozenset()
+        self,
+        error: ServingError,
+        worker: str,
+        *,
+        between: tuple[PrefillWorker, DecodeWorker] | None = None,
     ) -> None:
-        """`worker` said so, or is gone; `suspects` besides it, when it is not known to be the one to blame."""
+        """`worker` said so, or is gone; `between` are the two workers of which either may be to blame."""
         super().__init__(f"{worker}: {error.message}")
         self.error = error
         self.worker = worker
-        self.suspects = suspects | {worker}
+        self.between = between
+        self.suspects = frozenset({worker, *(each.address for each in between or ())})
 
 
 class Attempt:
@@ -61,7 +66,7 @@ class Attempt:
             if event.role == "prefill" and self._is_admitted:
                 continue  # decode has everything: a prefill worker that dies now takes only its lease along
             cause = await self._cause(event)
-            raise AttemptFailed(cause.error, cause.worker, suspects=self._suspects(cause.error))
+            raise AttemptFailed(cause.error, cause.worker, between=self._between(cause.error))
 
     async def _cause(self, failed: Failed) -> Failed:
         """When prefill gives a hand-off up, decode hears of it first, but only prefill knows why."""
@@ -78,11 +83,11 @@ class Attempt:
         except TimeoutError:
             return failed
 
-    def _suspects(self, error: ServingError) -> frozenset[str]:
-        """A hand-off fails between two workers, whichever of them tells of it."""
-        if self.prefill is None or not isinstance(error, TransferFailed):
-            return frozenset()
-        return frozenset({self.prefill.address, self.decode.address})
+    def _between(self, error: ServingError) -> tuple[PrefillWorker, DecodeWorker] | None:
+        """A hand-off fails between two workers, whichever of them tells of it, and two that do not match may match others."""
+        if self.prefill is None or not isinstance(error, TransferFailed | ContractMismatch):
+            return None
+        return self.prefill, self.decode
 
     def confirm(self, committed: Committed) -> None:
         """Tell decode what was committed. A request that ends before its first round is simply left, and so aborted."""

@@ -71,7 +71,13 @@ class Introductions:
             self._met.discard(pair)
             self._failures.pop(pair, None)
         for pair in wanted.keys() - self._tasks.keys():
-            self._tasks[pair] = asyncio.create_task(self._introduce(wanted[pair], pair))
+            self._begin(wanted[pair], pair)
+
+    def doubt(self, prefill: Introducer, decode: Known) -> None:
+        """A hand-off between them failed: they are to meet once more, and until that fails they count as before."""
+        pair = _pair(prefill, decode)
+        if pair in self._tasks and self._tasks[pair].done():
+            self._begin(prefill, pair)
 
     def why_none_met(self, prefills: Iterable[Known], decodes: Iterable[Known]) -> str | None:
         """None when a prefill worker of the first has met a decode worker of the second; else why no two have."""
@@ -83,12 +89,19 @@ class Introductions:
         failures = [f"{p[0]} and {p[2]}: {self._failures[p]}" for p in pairs if p in self._failures]
         return "; ".join(["no prefill worker has met a decode worker yet", *failures])
 
+    def has_failed(self, prefill: Known, decode: Known) -> bool:
+        """Whether these two processes did not meet when they last tried; False before that, and when they have met."""
+        return _pair(prefill, decode) in self._failures
+
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, prefill: Introducer, pair: Pair) -> None:
+        self._tasks[pair] = asyncio.create_task(self._introduce(prefill, pair))
 
     async def _introduce(self, prefill: Introducer, pair: Pair) -> None:
         _, _, decode_address, decode_generation = pair
@@ -111,6 +124,7 @@ class Introductions:
                 return True  # an older prefill worker meets peers when it needs them
             why = error_of_call(error, peer=prefill.address).message
             self._failures[pair] = why
+            self._met.discard(pair)
             self._on_change()
             logger.warning("%s has not met %s: %s", prefill.address, request.decode_address, why)
             return False
@@ -122,6 +136,10 @@ class Introductions:
             met.reason,
         )
         return True
+
+
+def _pair(prefill: Known, decode: Known) -> Pair:
+    return prefill.address, prefill.generation, decode.address, decode.generation
 
 
 def _is_there(worker: Known) -> bool:

@@ -177,6 +177,8 @@ class Pipeline:
             self._take_lease(live, None)
         if isinstance(failure.error, LeaseEnded):
             return  # no worker is to blame
+        if failure.between is not None:
+            self._workers.doubt(*failure.between)
         live.failures.note(
             failure.error,
             failure.suspects,

@@ -117,7 +117,8 @@ class Placer:
         blame = live.failures.blame
         lease = live.lease if live.lease is not None and live.lease.is_usable else None
         refusal: ServingError = no_ready_workers("decode")
-        for decode in self._workers.ranked_decode(blame):
+        prefills = [lease.worker] if lease else self._workers.ranked_prefill(blame)
+        for decode in self._workers.ranked_decode(blame, prefills=prefills):
             if not (decode.computes_prompts or lease or self._workers.ranked_prefill(blame)):
                 refusal = no_ready_workers("prefill")
                 continue
@@ -141,10 +142,15 @@ class Placer:
         raise refusal
 
     def _ranked_prefill(self, live: LiveRequest, decode: DecodeWorker) -> list[PrefillWorker]:
-        """Those last that have failed to hand this request over to `decode`."""
-        failures = live.failures
-        ready = self._workers.ranked_prefill(failures.blame)
-        return sorted(ready, key=lambda p: failures.was_between(p.address, decode.address))
+        """Those last that have failed to hand this request over to `decode`, and before them those that could not meet it."""
+        failures, workers = live.failures, self._workers
+        return sorted(
+            workers.ranked_prefill(failures.blame),
+            key=lambda prefill: (
+                failures.was_between(prefill.address, decode.address),
+                workers.could_not_meet(prefill, decode),
+            ),
+        )
 
     async def _reserve(self, decode: DecodeWorker, context: RequestContext) -> Reservation:
         """Room on one worker. A reservation that comes after the request was cancelled is given back."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from common.errors import CapacityExhausted, ErrorKind, RequestNotFound, ServingError
+from common.errors import (
+    CapacityExhausted,
+    ContractMismatch,
+    ErrorKind,
+    RequestNotFound,
+    ServingError,
+)
 
 _WORKER_FAULTS = frozenset(
     {ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.ABORTED, ErrorKind.CANCELLED}
@@ -60,5 +66,6 @@ class Failures:
 
 def is_workers_fault(error: ServingError) -> bool:
     """Whether the same request may go well on another worker, or on the same one a moment later."""
-    # A reservation that its worker does not know has ended, or the worker was restarted.
-    return error.kind in _WORKER_FAULTS or isinstance(error, RequestNotFound)
+    # A reservation that its worker does not know has ended, or the worker was restarted. While a deployment is replaced, two
+    # workers may not match; others do.
+    return error.kind in _WORKER_FAULTS or isinstance(error, RequestNotFound | ContractMismatch)

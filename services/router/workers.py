@@ -121,10 +121,21 @@ class WorkerDirectory:
         by_address = {worker.address: worker for worker in self.prefill}
         return [by_address[address] for address in self._rank(self.prefill, blame)]
 
-    def ranked_decode(self, blame: Mapping[str, int] = NOBODY) -> list[DecodeWorker]:
-        """Decode workers that can be used, the one to try first in front."""
+    def ranked_decode(
+        self, blame: Mapping[str, int] = NOBODY, *, prefills: Sequence[PrefillWorker] = ()
+    ) -> list[DecodeWorker]:
+        """Decode workers that can be used, the one to try first in front; those last that none of `prefills` could meet."""
         by_address = {worker.address: worker for worker in self.decode}
-        return [by_address[address] for address in self._rank(self.decode, blame)]
+        ranked = [by_address[address] for address in self._rank(self.decode, blame)]
+        return sorted(ranked, key=lambda decode: self._is_out_of_reach(decode, prefills))
+
+    def could_not_meet(self, prefill: PrefillWorker, decode: DecodeWorker) -> bool:
+        """Whether state can hardly travel from one to the other: their last try to meet failed."""
+        return self._introductions.has_failed(prefill, decode)
+
+    def doubt(self, prefill: PrefillWorker, decode: DecodeWorker) -> None:
+        """A hand-off from one to the other failed: find out whether the next one would, before a request does."""
+        self._introductions.doubt(prefill, decode)
 
     async def watch(self) -> None:
         """Keep all states true until cancelled, then close streams and channels."""
@@ -134,6 +145,11 @@ class WorkerDirectory:
                     group.create_task(workers.run(self._config.discovery_period_s))
         finally:
             await self._introductions.close()
+
+    def _is_out_of_reach(self, decode: DecodeWorker, prefills: Sequence[PrefillWorker]) -> bool:
+        if decode.computes_prompts or not prefills:
+            return False
+        return all(self.could_not_meet(prefill, decode) for prefill in prefills)
 
     def _rank(
         self, workers: list[PrefillWorker] | list[DecodeWorker], blame: Mapping[str, int]

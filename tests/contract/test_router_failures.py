@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from common.errors import (
+    CapabilityRefused,
     CapacityExhausted,
     ContractMismatch,
     InvalidRequest,
@@ -31,6 +32,7 @@ from tests.support.router_cluster import (
     collect,
     generate_request,
     router_config,
+    tokens_of,
     workers_seen,
 )
 from tests.support.waiting import LOOK_S, WAIT_S
@@ -81,10 +83,6 @@ def breaking_at_random(
         return [event]
 
     return mangle
-
-
-def tokens_of(responses: list[pb.GenerateResponse]) -> list[int]:
-    return [token for response in responses for token in response.token_ids]
 
 
 async def error_of(
@@ -255,6 +253,23 @@ class TestReplacement:
         assert tokens_of(received) == SEQUENCE[:30]
         assert received[-1].completion.route.replacements == 2
 
+    async def test_workers_that_do_not_match_are_tried_with_others(self, pairs: Cluster) -> None:
+        """As while a deployment is replaced."""
+        pairs.prefills[0].failures = [ContractMismatch("dtype is float32 here and bfloat16 there")]
+        received = await collect(pairs.stub.Generate(generate_request(stop=STOP)))
+        assert tokens_of(received) == SEQUENCE[:30]
+        assert received[-1].completion.route.replacements == 1
+        assert len(pairs.prefills[1].prefills) == 1
+
+    async def test_workers_of_which_none_match_end_the_request_by_name(
+        self, pairs: Cluster
+    ) -> None:
+        for prefill in pairs.prefills:
+            prefill.failures = [ContractMismatch("dtype is float32 here")] * 3
+        error = await error_of(pairs.stub.Generate(generate_request(stop=STOP)))
+        assert error.reason == "CONTRACT_MISMATCH"
+        assert sum(len(prefill.prefills) for prefill in pairs.prefills) == 3
+
     async def test_an_only_pair_is_tried_again(self, system: Cluster) -> None:
         system.prefill.failures = [TransferFailed("the wire was cut")] * 2
         received = await collect(system.stub.Generate(generate_request(stop=STOP)))
@@ -315,12 +330,12 @@ class TestReplacement:
         """Decode hears of it first and can only say that it ended; that error would be tried again."""
         monkeypatch.setattr(attempt, "CAUSE_TIMEOUT_S", WAIT_S)
         system.prefill.start_gate.clear()
-        system.prefill.failures = [ContractMismatch("dtype is float32 here and bfloat16 there")]
+        system.prefill.failures = [CapabilityRefused("not this one")]
         call = system.stub.Generate(generate_request(request_id="r", stop=STOP))
         await system.prefill.seen.until(lambda: bool(system.prefill.prefills))
         system.decode.fail("r", 0, TransferFailed("the prefill worker gave up"))
         system.prefill.start_gate.set()
-        assert (await error_of(call)).reason == "CONTRACT_MISMATCH"
+        assert (await error_of(call)).message == "not this one"
 
     async def test_after_the_last_attempt_the_last_error_is_the_clients(
         self, system: Cluster

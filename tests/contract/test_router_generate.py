@@ -14,7 +14,14 @@ from dspark.v1 import decode_service_pb2, types_pb2
 from dspark.v1 import inference_service_pb2 as pb
 from tests.support.chat_tokenizer import write_tokenizer
 from tests.support.fake_workers import FakeDecode, FakePrefill
-from tests.support.router_cluster import Cluster, cluster, collect, generate_request, router_config
+from tests.support.router_cluster import (
+    Cluster,
+    cluster,
+    collect,
+    generate_request,
+    router_config,
+    tokens_of,
+)
 
 SEQUENCE = list(range(40, 140))
 
@@ -29,10 +36,6 @@ async def system(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 def stop_after(num_tokens: int) -> types_pb2.StopParams:
     return types_pb2.StopParams(max_tokens=num_tokens)
-
-
-def tokens_of(responses: list[pb.GenerateResponse]) -> list[int]:
-    return [token for response in responses for token in response.token_ids]
 
 
 async def reason_of(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> str:

@@ -23,6 +23,7 @@ from tests.support.router_cluster import (
     collect,
     generate_request,
     router_config,
+    tokens_of,
     workers_seen,
 )
 from tests.support.waiting import WAIT_S
@@ -50,10 +51,6 @@ def prefill_with_leases() -> FakePrefill:
     prefill = FakePrefill(SEQUENCE)
     prefill.lease_s = RENEWALS_PER_LEASE * RENEWAL_S
     return prefill
-
-
-def tokens_of(responses: list[pb.GenerateResponse]) -> list[int]:
-    return [token for response in responses for token in response.token_ids]
 
 
 async def begun(

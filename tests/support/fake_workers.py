@@ -286,6 +286,8 @@ class FakePrefill(PrefillServiceServicer):
             raise self.connect_failures.pop(0)
         if self.refuses_to_connect is not None:
             raise self.refuses_to_connect
+        if request.decode_address in self.unreachable:
+            raise TransferFailed("connection refused")
         return prefill_service_pb2.ConnectResponse(transfer_engine="fake", reason="scripted")
 
     async def Prefill(

@@ -134,3 +134,7 @@ async def collect(
 ) -> list[pb.GenerateResponse]:
     async with asyncio.timeout(WAIT_S):
         return [response async for response in call]
+
+
+def tokens_of(responses: Sequence[pb.GenerateResponse]) -> list[int]:
+    return [token for response in responses for token in response.token_ids]

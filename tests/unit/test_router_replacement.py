@@ -34,6 +34,7 @@ def note(
         ServingError("x"),
         RequestAborted("x"),
         RequestNotFound("x"),
+        ContractMismatch("x"),
     ],
     ids=lambda error: error.reason,
 )
@@ -45,7 +46,7 @@ def test_a_workers_fault_is_worth_another_placement(error: ServingError) -> None
 
 @pytest.mark.parametrize(
     "error",
-    [InvalidRequest("x"), ContractMismatch("x"), CapabilityRefused("x")],
+    [InvalidRequest("x"), CapabilityRefused("x")],
     ids=lambda error: error.reason,
 )
 def test_what_will_fail_again_is_not(error: ServingError) -> None:
