@@ -34,7 +34,7 @@ from common.engine.mesh_ranks import MeshRanks
 from common.engine.mesh_start import start_mesh
 from common.engine.outputs import RequestOutput
 from common.engine.ranks import GroupSteps
-from common.engine.request import OnComputed, Request, Role
+from common.engine.request import Request, Role, StepListener
 from common.engine.runner import Runner, StepRows
 from common.engine.settings import EngineSettings
 from common.kv_cache.pool import CachePool
@@ -230,7 +230,7 @@ class CountedRanks:
         self._inner.remove(request_id)
 
     def run(
-        self, steps: GroupSteps, clock: PhaseClock, on_computed: OnComputed | None
+        self, steps: GroupSteps, clock: PhaseClock, listener: StepListener | None
     ) -> list[list[RequestOutput | None]]:
         rows = StepRows.of(steps, self._draft_length)
         first, *others = (
@@ -239,7 +239,7 @@ class CountedRanks:
         )
         self.rows.first += first
         self.rows.others += sum(others)
-        return self._inner.run(steps, clock, on_computed)
+        return self._inner.run(steps, clock, listener)
 
     def keep_alive(self) -> None:
         self._inner.keep_alive()

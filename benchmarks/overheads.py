@@ -66,7 +66,8 @@ async def run_overheads(
 
 
 def overhead_figures(handoffs: Sequence[HandedOver]) -> Figures:
-    """A hand-off is from the first token to the acknowledgement; for a request, to hearing that decode runs it."""
+    """A hand-off is from the first proposal to the acknowledgement; for a request, from hearing its first token, behind which
+    the proposal is still to be drafted, to hearing that decode runs it."""
     return {
         **_percentiles("handoff.duration", [h.done.handoff_s for h in handoffs]),
         **_percentiles("handoff.beyond_wire", [h.done.handoff_s - h.done.wire_s for h in handoffs]),
@@ -81,7 +82,7 @@ def overhead_figures(handoffs: Sequence[HandedOver]) -> Figures:
 
 
 def share_figures(name: str, handoffs: Sequence[HandedOver]) -> Figures:
-    """Of the bytes, what had not arrived with the first token; of the wire's time, what digests added to a hand-off."""
+    """Of the bytes, what had not arrived with the first proposal; of the wire's time, what digests added to a hand-off."""
     late = [h.done.num_late_bytes / h.done.num_bytes for h in handoffs]
     digest = [h.done.digest_s / h.done.total_wire_s for h in handoffs]
     return {

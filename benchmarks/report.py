@@ -48,7 +48,7 @@ def show_transfer(console: Console, figures: Mapping[str, Value]) -> None:
     for name, value in figures.items():
         if name.endswith("late_share_max") and not isinstance(value, str):
             handoffs = name.removeprefix("transfer.").removesuffix(".late_share_max")
-            console.print(f"{handoffs}: {value:.0%} at most arrives after the first token")
+            console.print(f"{handoffs}: {value:.0%} at most arrives after the first proposal")
         if name.endswith(".over_bare") and not isinstance(value, str):
             pattern = name.removeprefix("transfer.nixl.").removesuffix(".over_bare")
             console.print(f"nixl: {value:.0%} of what bare NIXL gives ({pattern})", highlight=False)

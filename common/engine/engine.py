@@ -8,7 +8,7 @@ from common.engine.advance import advance_chunk, advance_round
 from common.engine.clock import PhaseClock
 from common.engine.config import EngineConfig
 from common.engine.ranks import Ranks
-from common.engine.request import OnComputed, Request, StepReport
+from common.engine.request import Request, StepListener, StepReport
 from common.engine.scheduler import Scheduler
 from common.kv_cache.pool import CachePool
 from common.types import RequestId
@@ -64,10 +64,11 @@ class Engine:
             if request is not None:
                 request.acknowledged_round = max(request.acknowledged_round, round_number)
 
-    def step(self, on_computed: OnComputed | None = None) -> StepReport:
+    def step(self, listener: StepListener | None = None) -> StepReport:
         """Schedule, run, and move every scheduled request forward.
 
-        One rank tells `on_computed` what is written before tokens are sampled: that much sooner it can be handed over.
+        One rank tells `listener` of rows before tokens are sampled, and of tokens before more are drafted: that much sooner
+        they can be handed over.
         """
         clock = PhaseClock()
         begin = time.monotonic()
@@ -79,7 +80,7 @@ class Engine:
             num_prompt_tokens = sum(
                 each.num_tokens for step in steps for each in step if each.request.computes_prompt
             )
-        outputs = self._ranks.run(steps, clock, on_computed)
+        outputs = self._ranks.run(steps, clock, listener)
         with clock.phase("commit"):
             rounds, progressed = [], []
             for step, outcome in zip(steps, outputs, strict=True):

@@ -14,7 +14,7 @@ from common.engine.outputs import RequestOutput
 from common.engine.rank_losses import Losses
 from common.engine.rank_processes import RankProcesses
 from common.engine.ranks import GroupSteps
-from common.engine.request import OnComputed, Request
+from common.engine.request import Request, StepListener
 from common.engine.runner import StepRows
 from common.errors import ReplicasDiffer, WorkerLost
 from common.kv_cache.pool import CachePool
@@ -58,12 +58,12 @@ class MeshRanks:
             self._changes.append(request_id)
 
     def run(
-        self, steps: GroupSteps, clock: PhaseClock, on_computed: OnComputed | None
+        self, steps: GroupSteps, clock: PhaseClock, listener: StepListener | None
     ) -> list[list[RequestOutput | None]]:
         """Raises WorkerLost when a rank is gone, or ReplicasDiffer, and OutOfMemoryError when this one ran out; the mesh is
         of no use then.
 
-        Rows are published when the step has ended, so `on_computed` has nothing to hear.
+        Rows are published when the step has ended, so `listener` has nothing to hear.
         """
         rows = StepRows.of(steps, self._rank.runner.draft_length)
         if not any(rows.target):

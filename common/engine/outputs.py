@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -23,7 +23,7 @@ class RequestOutput:
     """Accepted drafts and the target's own token behind them."""
     num_accepted: int
     logprobs: tuple[TokenLogprob, ...]
-    draft: Draft | None
+    draft: Draft | None = None
     """The next proposal; None when the request does not speculate."""
 
 
@@ -37,24 +37,26 @@ def reported_logprobs(block: VerifyBlock, verified: Verified) -> TokenLogprobs |
 
 
 def to_host(
-    block: VerifyBlock,
-    verified: VerificationResult,
-    logprobs: TokenLogprobs | None,
-    drafts: DraftTensors | None,
+    block: VerifyBlock, verified: VerificationResult, logprobs: TokenLogprobs | None
 ) -> list[RequestOutput]:
+    """What the requests of a block gain, without their next proposals."""
     token_ids, num_accepted = verified.token_ids.tolist(), verified.num_accepted.tolist()
     tokens = [tuple(ids[: count + 1]) for ids, count in zip(token_ids, num_accepted, strict=True)]
-    next_drafts = dict(_drafts_to_host(drafts)) if drafts is not None else {}
     next_logprobs = dict(_logprobs_to_host(logprobs, block, tokens)) if logprobs is not None else {}
     return [
         RequestOutput(
             token_ids=tokens[i],
             num_accepted=num_accepted[i],
             logprobs=next_logprobs.get(i, ()),
-            draft=next_drafts.get(i),
         )
         for i in range(len(block.step))
     ]
+
+
+def add_drafts(outputs: Sequence[RequestOutput], drafts: DraftTensors) -> None:
+    """Give those that drafted their proposals."""
+    for member, draft in _drafts_to_host(drafts):
+        outputs[member].draft = draft
 
 
 def _drafts_to_host(drafts: DraftTensors) -> Iterator[tuple[int, Draft]]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from common.engine.clock import PhaseClock
 from common.engine.outputs import RequestOutput
-from common.engine.request import OnComputed, Request
+from common.engine.request import Request, StepListener
 from common.engine.runner import Runner, StepRows
 from common.engine.scheduler import ScheduledRequest
 from common.kv_cache.pool import CachePool
@@ -39,11 +39,12 @@ class Ranks(Protocol):
         ...
 
     def run(
-        self, steps: GroupSteps, clock: PhaseClock, on_computed: OnComputed | None
+        self, steps: GroupSteps, clock: PhaseClock, listener: StepListener | None
     ) -> list[list[RequestOutput | None]]:
         """One output per scheduled request and group; None for those that only computed a chunk.
 
-        `on_computed` is told of rows that are in `pool` before the step's tokens are sampled; there may be none.
+        `listener` is told of rows that are in `pool` before the step's tokens are sampled, and of tokens before the next
+        proposals are drafted; of neither where ranks are several.
         """
         ...
 
@@ -75,10 +76,10 @@ class OneRank:
         pass
 
     def run(
-        self, steps: GroupSteps, clock: PhaseClock, on_computed: OnComputed | None
+        self, steps: GroupSteps, clock: PhaseClock, listener: StepListener | None
     ) -> list[list[RequestOutput | None]]:
         rows = StepRows.of(steps, self._runner.draft_length)
-        return [self._runner.run(steps[0], rows, clock, on_computed)]
+        return [self._runner.run(steps[0], rows, clock, listener)]
 
     def keep_alive(self) -> None:
         pass

@@ -7,8 +7,8 @@ is long and by verified blocks after that.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -113,8 +113,14 @@ class RoundResult:
     """The step computed the end of a prompt: its token is the first one, and no verification's."""
 
 
-OnComputed = Callable[[Request, int], None]
-"""Told that the rows of a request's first so many positions are written."""
+class StepListener(Protocol):
+    """Told on the engine's thread what a step has done before it ends. Requests are still as they were before the step."""
+
+    def computed(self, request: Request, num_computed: int) -> None:
+        """The rows of its first so many positions are written."""
+
+    def sampled(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> None:
+        """Its next token is known; what may follow it is still to be drafted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

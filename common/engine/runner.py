@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from common.engine.clock import PhaseClock
-from common.engine.outputs import RequestOutput, reported_logprobs, to_host
+from common.engine.outputs import RequestOutput, add_drafts, reported_logprobs, to_host
 from common.engine.proposals import DraftTensors, Proposer
-from common.engine.request import OnComputed, Request
+from common.engine.request import Request, StepListener
 from common.engine.scheduler import ScheduledRequest
 from common.engine.tensors import ints
 from common.engine.verification import verify_rows
@@ -95,11 +95,12 @@ class Runner:
         step: Sequence[ScheduledRequest],
         rows: StepRows,
         clock: PhaseClock,
-        on_computed: OnComputed | None = None,
+        listener: StepListener | None = None,
     ) -> list[RequestOutput | None]:
         """One output per scheduled request; None for those that only computed a chunk.
 
-        `on_computed` is told of every request's rows between forward and sampling; the device is waited for before.
+        `listener` is told of every request's rows between forward and sampling, and of tokens between sampling and drafting;
+        the device is waited for before.
         """
         if not any(rows.target):
             return []
@@ -110,25 +111,33 @@ class Runner:
                 logits = self._forward(step, rows)
             else:
                 self.model.target.join(rows.target)
-        if on_computed is not None:
+        if listener is not None:
             if self.model.device.type != "cpu":
                 torch.accelerator.synchronize()
             for scheduled in step:
                 num_computed = scheduled.request.num_computed + scheduled.num_tokens
-                on_computed(scheduled.request, num_computed)
+                listener.computed(scheduled.request, num_computed)
+        outputs: list[RequestOutput] = []
         if sampling:
             with clock.phase("verify"):
                 block = VerifyBlock(sampling, self.model.device)
                 checked = verify_rows(block, logits, self.model.vocabulary)
                 verified = checked.result
                 logprobs = reported_logprobs(block, checked)
+            if listener is not None:
+                with clock.phase("copy"):
+                    outputs = to_host(block, verified, logprobs)
+                _tell(listener, sampling, outputs)
         with clock.phase("draft"):
             drafts = self._draft(sampling, verified, rows)
         if verified is None:
             return [None] * len(step)
         with clock.phase("copy"):
-            outputs = iter(to_host(block, verified, logprobs, drafts))
-        return [next(outputs) if scheduled.is_sampling else None for scheduled in step]
+            outputs = outputs or to_host(block, verified, logprobs)
+            if drafts is not None:
+                add_drafts(outputs, drafts)
+        by_order = iter(outputs)
+        return [next(by_order) if scheduled.is_sampling else None for scheduled in step]
 
     def _forward(self, step: Sequence[ScheduledRequest], rows: StepRows) -> torch.Tensor:
         """Logits of the rows that are sampled from; the drafter's context rows are written on the way."""
@@ -177,6 +186,16 @@ class Runner:
             return None
         requests = [sampling[i].request for i in members]
         return self._proposer.propose(members, requests, verified, rows.drafts)
+
+
+def _tell(
+    listener: StepListener,
+    sampling: Sequence[ScheduledRequest],
+    outputs: Sequence[RequestOutput],
+) -> None:
+    for scheduled, output in zip(sampling, outputs, strict=True):
+        logprob = output.logprobs[0] if output.logprobs else None
+        listener.sampled(scheduled.request, output.token_ids[0], logprob)
 
 
 def _row_tokens(scheduled: ScheduledRequest) -> list[int]:

@@ -20,7 +20,7 @@ from services.prefill.events import HandoffDone
 from services.prefill.handoff import Handoff
 from services.prefill.job import Job
 from services.prefill.leases import FinishedState, Lease
-from services.prefill.loop import FirstTokenSampled, PrefillReport
+from services.prefill.loop import PrefillReport, PromptFinished
 from services.prefill.peers import Peers
 from services.prefill.quarantine import ASK_TIMEOUT_S, Quarantine
 from services.prefill.requests import prompt_request
@@ -81,7 +81,7 @@ class Courses:
                 async with self._in_time():
                     with part("kv_transfer.negotiate"):
                         await handoff.negotiate()
-                    await handoff.finish(lease.state.first)
+                    await handoff.finish(lease.state.finished)
                 job.is_ending = True
                 self._counts["lease_handoffs"] += 1
                 self._sender.metrics.lease_handoffs.inc()
@@ -99,26 +99,27 @@ class Courses:
             max_length = self._max_length(job.context)
             self._engine.add(prompt_request(job.context, memory, max_length=max_length))
             async with self._in_time():
-                first = await self._hand_over(job, handoff)
-            state = FinishedState(tokens=tuple(job.context.tokens), first=first)
+                finished = await self._hand_over(job, handoff)
+            state = FinishedState(tokens=tuple(job.context.tokens), finished=finished)
             # Named after the reservation, so that a router can free it even if it never heard of the lease.
             lease = self._room.leases.grant(memory, state, lease_id=job.ticket.reservation_id)
             job.is_ending = True
-            tail = handoff.writes.bytes_after(first.sampled_at) / handoff.writes.num_bytes
+            since = finished.finished_at
+            tail = handoff.writes.bytes_after(since) / handoff.writes.num_bytes
             self._sender.metrics.handoff_tail.observe(tail)
-            self._report_done(job, handoff, lease, since=first.sampled_at)
+            self._report_done(job, handoff, lease, since=since)
         self._room.serve_queue()
 
-    async def _hand_over(self, job: Job, handoff: Handoff) -> FirstTokenSampled:
+    async def _hand_over(self, job: Job, handoff: Handoff) -> PromptFinished:
         """Send pages as they close while the engine computes the next ones, the rest while it samples and drafts."""
         with part("kv_transfer.negotiate"):
             await handoff.negotiate()
-        while job.first is None:
+        while job.finished is None:
             await job.wait_progress()
             await handoff.send_computed(job.num_computed)
-        _trace_compute(job, job.first)
-        await handoff.finish(job.first)
-        return job.first
+        _trace_compute(job, job.finished)
+        await handoff.finish(job.finished)
+        return job.finished
 
     @contextlib.asynccontextmanager
     async def _giving_up(
@@ -220,8 +221,9 @@ class Courses:
         )
 
 
-def _trace_compute(job: Job, first: FirstTokenSampled) -> None:
+def _trace_compute(job: Job, finished: PromptFinished) -> None:
     """The engine's own times: it knows no spans."""
+    first = finished.first
     record("prefill.queue", began=job.arrived_at, ended=first.first_scheduled_at)
     record(
         "prefill.compute",
@@ -229,3 +231,4 @@ def _trace_compute(job: Job, first: FirstTokenSampled) -> None:
         ended=first.sampled_at,
         attributes={"dspark.computed_tokens": job.context.length},
     )
+    record("prefill.draft", began=first.sampled_at, ended=finished.finished_at)

@@ -9,7 +9,7 @@ from common.types import TokenLogprob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstToken:
-    """The first token was sampled; sent before the hand-off ends."""
+    """The first token was sampled; sent before the proposal behind it is drafted."""
 
     token_id: int
     logprob: TokenLogprob | None
@@ -27,13 +27,13 @@ class HandoffDone:
     lease_s: float
     num_bytes: int
     num_late_bytes: int
-    """Of these, what had not arrived when the first token was sampled."""
+    """Of these, what had not arrived when the first proposal was drafted."""
     handoff_s: float
-    """From the first token, or a lease's hand-off's beginning, to the acknowledgement."""
+    """From the first proposal, or a lease's hand-off's beginning, to the acknowledgement."""
     wire_s: float
     """Of that, when a write was under way."""
     total_wire_s: float
-    """When a write was under way, before the first token too."""
+    """When a write was under way, before that too."""
     digest_s: float
     """Of `handoff_s`, when one side or the other only digested."""
     transfer_engine: str

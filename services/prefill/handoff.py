@@ -34,7 +34,7 @@ from common.transfer.plan import (
     rows_after,
 )
 from dspark.v1 import handoff_service_pb2 as pb
-from services.prefill.loop import FirstTokenSampled
+from services.prefill.loop import PromptFinished
 from services.prefill.pairs import Pair
 from services.prefill.sender import DecodeTicket, Sender
 from services.prefill.spans import Span, Spans
@@ -146,16 +146,16 @@ class Handoff:
         if num_computed >= self._num_tokens:
             self._digest.digests()  # now, and not when the receiver waits for them
 
-    async def finish(self, first: FirstTokenSampled) -> None:
+    async def finish(self, finished: PromptFinished) -> None:
         """Send what is left and have the decode worker check it. Raises TransferFailed after the second mismatch."""
         await self._send_final(self._num_tokens)
         rows = self._final_rows(self._num_tokens)
         result = HandoffResult(
             manifest=manifest_of(self._layout, self.source.memory, rows),
             digests=self._digest.digests(),
-            first_token_id=first.token_id,
-            first_logprob=first.logprob,
-            proposal=first.proposal,
+            first_token_id=finished.first.token_id,
+            first_logprob=finished.first.logprob,
+            proposal=finished.proposal,
             has_drafter_state=self._sends_drafter_state,
         )
         if (await self._complete(result)).resend:

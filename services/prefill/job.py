@@ -9,7 +9,7 @@ from typing import Any
 from common.errors import RequestAborted, ServingError
 from common.types import RequestContext
 from services.prefill.events import Event, FirstToken
-from services.prefill.loop import ChunkComputed, FirstTokenSampled
+from services.prefill.loop import ChunkComputed, FirstTokenSampled, Progress, PromptFinished
 from services.prefill.sender import DecodeTicket
 
 
@@ -28,7 +28,7 @@ class Job:
         self.context = context
         self.ticket = ticket
         self.num_computed = 0
-        self.first: FirstTokenSampled | None = None
+        self.finished: PromptFinished | None = None
         self.freed = asyncio.Event()
         """Set when the worker has forgotten the job: its room is given back or its lease's."""
         self.is_ending = False
@@ -46,7 +46,7 @@ class Job:
     @property
     def num_uncomputed(self) -> int:
         """Tokens that are still to be computed."""
-        return 0 if self.first is not None else self._num_to_compute - self.num_computed
+        return self._num_to_compute - self.num_computed
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = asyncio.create_task(self._run(work), name=f"prefill {self.context.request_id}")
@@ -80,21 +80,24 @@ class Job:
     def put(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    def progressed(self, report: ChunkComputed | FirstTokenSampled) -> None:
+    def progressed(self, report: Progress) -> None:
         """The engine came further."""
-        if isinstance(report, FirstTokenSampled):
-            self.first = report
-            self.queue_s = max(0.0, report.first_scheduled_at - self.arrived_at)
-            self.put(
-                FirstToken(
-                    token_id=report.token_id,
-                    logprob=report.logprob,
-                    queue_s=self.queue_s,
-                    compute_s=report.sampled_at - report.first_scheduled_at,
+        match report:
+            case ChunkComputed():
+                self.num_computed = report.num_computed
+            case FirstTokenSampled():
+                self.num_computed = self._num_to_compute
+                self.queue_s = max(0.0, report.first_scheduled_at - self.arrived_at)
+                self.put(
+                    FirstToken(
+                        token_id=report.token_id,
+                        logprob=report.logprob,
+                        queue_s=self.queue_s,
+                        compute_s=report.sampled_at - report.first_scheduled_at,
+                    )
                 )
-            )
-        else:
-            self.num_computed = report.num_computed
+            case PromptFinished():
+                self.finished = report
         self._progressed.set()
 
     async def wait_progress(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.engine.memory import RequestMemory
 from common.errors import LeaseEnded
-from services.prefill.loop import FirstTokenSampled
+from services.prefill.loop import PromptFinished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class FinishedState:
 
     tokens: tuple[int, ...]
     """Those whose rows are there."""
-    first: FirstTokenSampled
+    finished: PromptFinished
     """What follows them."""
 
 

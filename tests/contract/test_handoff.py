@@ -14,8 +14,8 @@ from common.transfer.digest import rows_bytes
 from common.transfer.plan import final_rows
 from services.prefill.config import HandoffConfig
 from services.prefill.handoff import Handoff
-from services.prefill.loop import FirstTokenSampled
-from tests.support.fake_engine import FakeEngine, loaded, token_at
+from services.prefill.loop import PromptFinished
+from tests.support.fake_engine import FakeEngine, loaded, token_after, token_at
 from tests.support.figures import figure
 from tests.support.handoff_cluster import Cluster, a_context, cluster
 from tests.support.small_cache import small_layout
@@ -190,14 +190,14 @@ async def test_many_handoffs_at_once_do_not_mix(
     layout, number = small_layout(), 32
     finish, waiting, have_begun = Handoff.finish, list[Handoff](), asyncio.Event()
 
-    async def finish_together(handoff: Handoff, first: FirstTokenSampled) -> None:
+    async def finish_together(handoff: Handoff, finished: PromptFinished) -> None:
         waiting.append(handoff)
         if len(waiting) == number:
             registry = it.prefill.metrics.registry
             assert figure(registry, "dspark_kv_handoffs_in_progress") == number
             have_begun.set()
         await asyncio.wait_for(have_begun.wait(), WAIT_S)
-        await finish(handoff, first)
+        await finish(handoff, finished)
 
     monkeypatch.setattr(Handoff, "finish", finish_together)
     source = FakeEngine(layout, draft_length=5, num_pages=100, num_slots=number)
@@ -214,3 +214,31 @@ async def test_many_handoffs_at_once_do_not_mix(
         await asyncio.gather(*(one(index) for index in range(number)))
         await adopted(it, sink, number)
         assert sink.wrong_rows == []
+
+
+async def test_the_first_token_is_told_while_the_proposal_behind_it_is_still_drafted() -> None:
+    source, sink = engines()
+    source.drafting_permits = threading.Semaphore(0)
+    async with cluster(loaded(source), loaded(sink)) as it:
+        context = a_context(50)
+        reserved = await it.reserve(context)
+        call = it.start_prefill(context, reserved)
+        told = await anext(aiter(call))
+        source.drafting_permits.release()
+        assert told.first_token.token_id == token_after(context.tokens[0], 50)
+        assert [event.WhichOneof("event") async for event in call] == ["handoff_done"]
+        compute_s, queue_s = told.first_token.compute_s, told.first_token.queue_s
+        assert min(compute_s, queue_s) >= 0.0
+        registry = it.prefill.metrics.registry
+        assert figure(registry, "dspark_queue_duration_seconds_count") == 1
+
+
+async def test_a_mesh_tells_the_first_token_once_when_its_step_has_ended() -> None:
+    source, sink = engines()
+    source.tells_first_tokens = False
+    async with cluster(loaded(source), loaded(sink)) as it:
+        context = a_context(50)
+        first, _ = await it.hand_over(context, await it.reserve(context))
+        assert first.token_id == token_after(context.tokens[0], 50)
+        registry = it.prefill.metrics.registry
+        assert figure(registry, "dspark_queue_duration_seconds_count") == 1

@@ -33,6 +33,7 @@ PREFILL_PARTS = {
     "dspark.v1.PrefillService/Prefill",
     "prefill.queue",
     "prefill.compute",
+    "prefill.draft",
     "kv_transfer.negotiate",
     "kv_transfer.send",
     "kv_transfer.complete",

@@ -12,7 +12,7 @@ from common.engine.build import LoadedEngine
 from common.engine.config import EngineConfig
 from common.engine.device_memory import enter_cache
 from common.engine.engine import Engine
-from common.engine.request import Draft, OnComputed, Request, Role, RoundResult, StepReport
+from common.engine.request import Draft, Request, Role, RoundResult, StepListener, StepReport
 from common.kv_cache.layout import CacheLayout, Retention
 from common.model.config import ModelConfig
 from common.transfer.memory import PoolMemory
@@ -67,6 +67,10 @@ class FakeEngine:
         self.permits: threading.Semaphore | None = None
         self.sampling_permits: threading.Semaphore | None = None
         """With these, a first token waits for one when its prompt's rows are written."""
+        self.drafting_permits: threading.Semaphore | None = None
+        """With these, the first proposal waits for one when the first token was told."""
+        self.tells_first_tokens = True
+        """Before the step ends, as one rank does; a mesh does not."""
         self.num_computed = 0
         """Prompts that have come to wait for one."""
         self.num_gated = 0
@@ -108,7 +112,7 @@ class FakeEngine:
             request = self.requests[request_id]
             request.acknowledged_round = max(request.acknowledged_round, round_number)
 
-    def step(self, on_computed: OnComputed | None = None) -> StepReport:
+    def step(self, listener: StepListener | None = None) -> StepReport:
         permits = self.permits  # read once: a test may open the gate at any moment
         if permits is not None:
             self.num_gated += 1
@@ -123,14 +127,18 @@ class FakeEngine:
                 num_tokens = min(self.chunk, request.num_uncomputed)
                 self._compute(request, num_tokens)
                 num_prompt_tokens += num_tokens
-                if on_computed is not None:
-                    on_computed(request, request.num_computed)
+                if listener is not None:
+                    listener.computed(request, request.num_computed)
                 if request.num_uncomputed:
                     progressed.append(request)
                     continue
                 if self.sampling_permits is not None:
                     self.num_computed += 1
                     self.sampling_permits.acquire()
+                if listener is not None and self.tells_first_tokens:
+                    listener.sampled(request, token_at(request, len(request.tokens)), None)
+                if self.drafting_permits is not None:
+                    self.drafting_permits.acquire()
             rounds.append(self._round(request))
         return StepReport(
             rounds=tuple(rounds),

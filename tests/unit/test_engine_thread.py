@@ -8,7 +8,7 @@ import pytest
 
 from common.engine import thread as engine_thread
 from common.engine.crossing import Crossing, Steps
-from common.engine.request import OnComputed, Request, Role, StepReport
+from common.engine.request import Request, Role, StepListener, StepReport
 from common.engine.thread import EngineThread
 from common.errors import WorkerLost
 from common.types import RequestId, SamplingParams
@@ -64,7 +64,7 @@ class ScriptedEngine:
     def commit(self, request_id: RequestId, round_number: int) -> None:
         self.calls.append(f"commit {request_id} {round_number}")
 
-    def step(self, on_computed: OnComputed | None = None) -> StepReport:
+    def step(self, listener: StepListener | None = None) -> StepReport:
         self.is_stepping.set()
         self.permits.acquire()
         if self.crash is not None:

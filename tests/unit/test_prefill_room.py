@@ -9,19 +9,24 @@ from common.errors import CapacityExhausted, LeaseEnded, QueueFull
 from common.kv_cache.layout import PAGE_TOKENS
 from common.types import Proposal, RequestId
 from services.prefill.leases import FinishedState, Lease, Leases
-from services.prefill.loop import FirstTokenSampled
+from services.prefill.loop import FirstTokenSampled, PromptFinished
 from services.prefill.room import Room
 
 STATE = FinishedState(
     tokens=(1, 2, 3),
-    first=FirstTokenSampled(
+    finished=PromptFinished(
         request_id=RequestId("r"),
         epoch=0,
-        token_id=4,
-        logprob=None,
+        first=FirstTokenSampled(
+            request_id=RequestId("r"),
+            epoch=0,
+            token_id=4,
+            logprob=None,
+            first_scheduled_at=0.0,
+            sampled_at=0.0,
+        ),
         proposal=Proposal(),
-        first_scheduled_at=0.0,
-        sampled_at=0.0,
+        finished_at=0.0,
     ),
 )
 

@@ -28,7 +28,7 @@ FIRST_TOKEN_STAGES = {
 }
 """Their sum is the time to the first token."""
 LATER_STAGES = {
-    "handoff": "from the first token until decode has the state and has admitted the request",
+    "handoff": "from the first token until decode has the state, the first proposal too, and has admitted the request",
     "decode_wait": "from there until the first round",
     "decode": "rounds, until the workers are left",
     "client": "a client that has not taken what is there yet, which pauses its request",

@@ -70,7 +70,7 @@ class TransferMetrics:
         )
         self.handoff_duration = families.histograms(
             "dspark_kv_handoff_duration_seconds",
-            "From a request's first token to the receiver's acknowledgement, by transfer engine. On prefill.",
+            "From a request's first proposal to the receiver's acknowledgement, by transfer engine. On prefill.",
             SECONDS,
             engine=TRANSFER_ENGINES,
         )
@@ -82,7 +82,7 @@ class TransferMetrics:
         )
         self.handoff_tail = families.histogram(
             "dspark_kv_handoff_tail_ratio",
-            "Share of a hand-off's bytes that had not arrived when its first token was sampled. On prefill.",
+            "Share of a hand-off's bytes that had not arrived when its first proposal was drafted. On prefill.",
             _RATIOS,
         )
         self.handoffs_in_progress = families.gauge(
