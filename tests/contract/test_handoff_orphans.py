@@ -9,9 +9,9 @@ from common.rpc import convert
 from common.rpc.channel import open_channel
 from dspark.v1 import prefill_service_pb2
 from dspark.v1.prefill_service_pb2_grpc import PrefillServiceStub
-from tests.contract.test_handoff_leases import NUM_PAGES, NUM_TOKENS, kept
 from tests.support.fake_engine import FakeEngine, loaded
 from tests.support.handoff_cluster import PATIENT, a_context, cluster
+from tests.support.kept import NUM_PAGES, NUM_TOKENS, kept
 from tests.support.small_cache import small_layout
 from tests.support.waiting import LOOK_S, WAIT_S
 

@@ -31,12 +31,12 @@ from services.decode.reservations import Reservation, ReservationState
 from services.decode.servicer import load_of as decode_load
 from services.prefill.handoff import Handoff
 from services.prefill.servicer import load_of as prefill_load
-from tests.contract.test_handoff_refusals import key_of
 from tests.support import engines
 from tests.support.engines import HeldEngine
 from tests.support.fake_engine import FakeEngine, loaded
 from tests.support.figures import figure
 from tests.support.handoff_cluster import Cluster, a_context, cluster
+from tests.support.sender import key_of
 from tests.support.small_cache import small_layout
 from tests.support.waiting import WAIT_S
 

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc.aio
-import pytest
 
-from common.rpc.status import error_of_call
 from dspark.v1 import decode_service_pb2, types_pb2
 from dspark.v1 import inference_service_pb2 as pb
 from tests.support.chat_tokenizer import write_tokenizer
 from tests.support.fake_workers import FakeDecode, FakePrefill
 from tests.support.router_cluster import (
+    SEQUENCE,
     Cluster,
     cluster,
     collect,
+    error_of,
     generate_request,
     router_config,
     tokens_of,
 )
-
-SEQUENCE = list(range(40, 140))
-
-
-@pytest.fixture
-async def system(tmp_path: Path) -> AsyncIterator[Cluster]:
-    config = router_config(write_tokenizer(tmp_path))
-    decode = FakeDecode(SEQUENCE)
-    async with cluster(config, [FakePrefill(SEQUENCE)], [decode]) as running:
-        yield running
 
 
 def stop_after(num_tokens: int) -> types_pb2.StopParams:
@@ -40,9 +29,7 @@ def stop_after(num_tokens: int) -> types_pb2.StopParams:
 
 async def reason_of(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> str:
     """The reason of the error that a call ends with."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await collect(call)
-    return error_of_call(caught.value, peer="router").reason
+    return (await error_of(call)).reason
 
 
 async def test_tokens_come_in_order_and_the_last_message_tells_the_story(system: Cluster) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc.aio
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -16,19 +14,11 @@ from dspark.v1 import inference_service_pb2 as pb
 from dspark.v1 import types_pb2
 from tests.support.chat_tokenizer import ASSISTANT, BOS, END_THINK, EOS, USER, write_tokenizer
 from tests.support.fake_workers import FakeDecode, FakePrefill
-from tests.support.router_cluster import Cluster, cluster, collect, router_config
+from tests.support.router_cluster import SEQUENCE, Cluster, cluster, collect, router_config
 from tests.support.waiting import WAIT_S
 
-SEQUENCE = list(range(40, 140))
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-@pytest.fixture
-async def system(tmp_path: Path) -> AsyncIterator[Cluster]:
-    config = router_config(write_tokenizer(tmp_path))
-    async with cluster(config, [FakePrefill(SEQUENCE)], [FakeDecode(SEQUENCE)]) as running:
-        yield running
 
 
 async def test_the_model_is_described_as_workers_and_checkpoint_say(system: Cluster) -> None:

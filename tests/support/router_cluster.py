@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
+import pytest
 
+from common.errors import ServingError
 from common.rpc.channel import open_channel
+from common.rpc.status import error_of_call
 from dspark.v1 import inference_service_pb2 as pb
+from dspark.v1 import types_pb2
 from dspark.v1.inference_service_pb2_grpc import InferenceServiceStub
 from services.router import QueueConfig, RouterConfig, WorkerConfig, serve
 from tests.support.fake_workers import FakeDecode, FakePrefill, serving
@@ -20,6 +24,10 @@ from tests.support.waiting import LOOK_S, WAIT_S
 
 if TYPE_CHECKING:
     from dspark.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub
+
+SEQUENCE = list(range(40, 140))
+"""What scripted workers generate."""
+STOP = types_pb2.StopParams(max_tokens=30)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,6 +142,15 @@ async def collect(
 ) -> list[pb.GenerateResponse]:
     async with asyncio.timeout(WAIT_S):
         return [response async for response in call]
+
+
+async def error_of(
+    call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse],
+) -> ServingError:
+    """The error that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(call)
+    return error_of_call(caught.value, peer="router")
 
 
 def tokens_of(responses: Sequence[pb.GenerateResponse]) -> list[int]:

@@ -72,6 +72,11 @@ def test_a_lost_chunk_is_given_up_soon_and_a_million_tokens_are_not_given_up_whi
     assert handoff.write_timeout_s(7_000_000_000) > 2 * gigabit_s
 
 
+def test_handoff_config_refuses_what_cannot_work() -> None:
+    with pytest.raises(ConfigError, match="negotiate_timeout_s is 0"):
+        HandoffConfig(negotiate_timeout_s=0)
+
+
 @pytest.mark.parametrize("command", ["up", "prefill"])
 def test_faults_for_a_drill_reach_the_prefill_worker(command: str) -> None:
     settings = load(
