@@ -10,7 +10,7 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from common.errors import ConfigError, ContractMismatch, ServingError, TransferFailed
+from common.errors import ConfigError, ContractMismatch, TransferFailed
 from common.kv_cache.layout import CacheLayout, Region
 from common.rpc.status import error_of_call
 from common.transfer import engines
@@ -20,6 +20,7 @@ from services.prefill import pairs
 from tests.support import figures
 from tests.support.fake_engine import FakeEngine, loaded
 from tests.support.handoff_cluster import Cluster, a_context, cluster
+from tests.support.refusals import refusal
 from tests.support.small_cache import small_layout
 from tests.support.transfer_engines import engine_params, transfer_config
 from tests.support.waiting import WAIT_S
@@ -58,12 +59,6 @@ async def hand_over(it: Cluster, request_id: str = "r") -> str:
     await stream.abort(context)
     await stream.skip_to("finished")
     return str(done.transfer_engine)
-
-
-async def refusal(call: Any) -> ServingError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return error_of_call(caught.value, peer="prefill")
 
 
 def figure(it: Cluster, name: str, **labels: str) -> float:

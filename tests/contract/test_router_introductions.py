@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from common.errors import TransferFailed
-from dspark.v1 import types_pb2
 from services.cli.ports import free_ports
 from services.router import introductions, serve
 from tests.support.chat_tokenizer import write_tokenizer
 from tests.support.fake_workers import FakeDecode, FakePrefill, serving
 from tests.support.http import get
 from tests.support.router_cluster import (
+    SEQUENCE,
+    STOP,
     Cluster,
     cluster,
     collect,
@@ -25,9 +26,6 @@ from tests.support.router_cluster import (
     tokens_of,
 )
 from tests.support.waiting import WAIT_S
-
-SEQUENCE = list(range(40, 140))
-STOP = types_pb2.StopParams(max_tokens=30)
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ import pytest
 
 from common.errors import TransferFailed
 from dspark.v1 import inference_service_pb2 as pb
-from dspark.v1 import types_pb2
 from services.router import WorkerConfig
 from services.router.leases import RENEWALS_PER_LEASE
 from tests.support.chat_tokenizer import write_tokenizer
 from tests.support.fake_workers import FakeDecode, FakePrefill
 from tests.support.router_cluster import (
+    SEQUENCE,
+    STOP,
     Cluster,
     cluster,
     collect,
@@ -29,8 +30,6 @@ from tests.support.router_cluster import (
 from tests.support.waiting import WAIT_S
 
 RENEWAL_S = 0.05
-SEQUENCE = list(range(40, 140))
-STOP = types_pb2.StopParams(max_tokens=30)
 NUM_PROMPT = 8
 
 

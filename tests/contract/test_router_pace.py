@@ -17,10 +17,8 @@ from services.router.requests import Chunk, GenerationRequest, TokenPrompt
 from services.router.router import Router
 from tests.support.chat_tokenizer import write_tokenizer
 from tests.support.fake_workers import MAX_UNCOMMITTED_ROUNDS, FakeDecode, FakePrefill, serving
-from tests.support.router_cluster import router_config
+from tests.support.router_cluster import SEQUENCE, router_config
 from tests.support.waiting import WAIT_S
-
-SEQUENCE = list(range(40, 140))
 
 
 @pytest.fixture
