@@ -25,22 +25,20 @@ from common.errors import (
 from common.rpc.worker_info import WorkerIdentity
 from common.telemetry.metrics import WorkerMetrics
 from common.transfer.handoff import HandoffKey
-from common.types import RequestContext, RequestId
+from common.types import RequestContext
 from services.prefill.courses import Courses
 from services.prefill.handoff import Handoff
 from services.prefill.job import Job
+from services.prefill.jobs import Jobs
 from services.prefill.leases import Leases
 from services.prefill.loop import FirstTokenSampled, PrefillReport, run_prefill_loop
 from services.prefill.peers import Peers
 from services.prefill.quarantine import ASK_TIMEOUT_S, Quarantine
-from services.prefill.requests import require_continuation, require_newer, require_possible
+from services.prefill.requests import require_continuation, require_possible
 from services.prefill.room import Room
 from services.prefill.sender import DecodeTicket, Sender
 
 logger = logging.getLogger(__name__)
-
-END_TIMEOUT_S = 5.0
-"""For a job that was told to end: a step of the engine, and a write's stop."""
 
 Work = Callable[[Job], Coroutine[Any, Any, None]]
 
@@ -92,7 +90,7 @@ class PrefillWorker:
         self.pairs = sender.pairs
         self._peers = peers
         self._clock = clock
-        self._jobs: dict[RequestId, Job] = {}
+        self.jobs = Jobs(self._has_less.set)
         self._courses = Courses(
             identity=identity,
             engine=self.engine,
@@ -103,7 +101,7 @@ class PrefillWorker:
             job_timeout_s=job_timeout_s,
             clock=clock,
             counts=self.counts,
-            on_freed=self._forget,
+            on_freed=self.jobs.forget,
         )
         self._meter = StepMeter(metrics, draft_length=identity.draft_length)
         self._measure(metrics)
@@ -111,7 +109,7 @@ class PrefillWorker:
     @property
     def num_jobs(self) -> int:
         """Requests that wait, compute or hand over."""
-        return len(self._jobs)
+        return len(self.jobs)
 
     async def prefill(self, context: RequestContext, ticket: DecodeTicket) -> Job:
         """Begin a prefill; an older epoch of the request is ended first. Whoever stops listening cancels the job.
@@ -151,8 +149,8 @@ class PrefillWorker:
         """
         if self._is_closed:
             raise WorkerLost("the prefill worker stops")
-        job = self._jobs.get(key.request_id)
-        if job is not None and _is_of(job, key):
+        job = self.jobs.of_handoff(key)
+        if job is not None:
             if not hmac.compare_digest(job.ticket.capability, capability):
                 raise CapabilityRefused(
                     f"the capability is not that of reservation {key.reservation_id!r}"
@@ -172,7 +170,7 @@ class PrefillWorker:
     def release_lease(self, lease_id: str) -> bool:
         """Free a finished request's state, or end the job that would leave it; False when there is neither."""
         was_found = self.leases.release(lease_id)
-        for job in self._jobs.values():
+        for job in self.jobs:
             if not was_found and job.ticket.reservation_id == lease_id:
                 job.cancel(RequestAborted("the router released the state before it was there"))
                 was_found = True
@@ -211,7 +209,7 @@ class PrefillWorker:
     async def close(self) -> None:
         """Take nothing new, end what is left and stop the engine. Memory in quarantine ends with the process."""
         self.is_draining = self._is_closed = True
-        jobs = list(self._jobs.values())
+        jobs = tuple(self.jobs)
         for job in jobs:
             job.cancel(WorkerLost("the prefill worker stops"))
         ended = asyncio.gather(*(job.wait_ended() for job in jobs))
@@ -228,44 +226,26 @@ class PrefillWorker:
         metrics.engine.queue_requests.set_function(lambda: self.room.num_queued)
         metrics.engine.running_requests.set_function(lambda: self.num_jobs - self.room.num_queued)
         metrics.engine.queue_uncached_tokens.set_function(
-            lambda: sum(job.num_uncomputed for job in tuple(self._jobs.values()))
+            lambda: sum(job.num_uncomputed for job in self.jobs)
         )
 
     @property
     def _is_idle(self) -> bool:
-        return not self._jobs and not self.leases and not self.quarantine
+        return not self.jobs and not self.leases and not self.quarantine
 
     async def _begin(self, job: Job, work: Work) -> Job:
         self._peers.channel(job.ticket.address)
-        await self._end_older(job.context)
+        await self.jobs.make_way(job.context)
         if self._is_closed:
             raise WorkerLost("the prefill worker stops")
-        self._jobs[job.context.request_id] = job
+        self.jobs.add(job)
         job.start(work(job))
         return job
-
-    async def _end_older(self, context: RequestContext) -> None:
-        while (known := self._jobs.get(context.request_id)) is not None:
-            require_newer(context, known_epoch=known.context.epoch)
-            known.cancel(RequestAborted("the request was placed again"))
-            try:
-                async with asyncio.timeout(END_TIMEOUT_S):
-                    await known.freed.wait()
-            except TimeoutError:
-                raise WorkerLost(
-                    f"epoch {known.context.epoch} of request {context.request_id!r} does not end"
-                ) from None
 
     async def _is_receiver_gone(self, handoff: Handoff) -> bool:
         return await self._peers.is_gone(
             handoff.peer, handoff.receiver_generation, timeout_s=ASK_TIMEOUT_S
         )
-
-    def _forget(self, job: Job) -> None:
-        if self._jobs.get(job.context.request_id) is job:
-            del self._jobs[job.context.request_id]
-        job.freed.set()
-        self._has_less.set()
 
     def _on_lease_ended(self, why: str) -> None:
         self.metrics.transfer.leases_ended.labels(reason=why).inc()
@@ -273,9 +253,9 @@ class PrefillWorker:
 
     def _on_report(self, report: PrefillReport) -> None:
         for progress in report.progress:
-            job = self._jobs.get(progress.request_id)
+            job = self.jobs.of_epoch(progress.request_id, progress.epoch)
             is_first = isinstance(progress, FirstTokenSampled)
-            if job is not None and job.context.epoch == progress.epoch:
+            if job is not None:
                 job.progressed(progress)
                 if is_first:
                     self.metrics.engine.queue_duration.observe(job.queue_s)
@@ -285,9 +265,5 @@ class PrefillWorker:
             self._meter.count(report.step)
 
     def _on_crash(self, error: Exception) -> None:
-        for job in list(self._jobs.values()):
+        for job in self.jobs:
             job.cancel(WorkerLost("the engine of the prefill worker failed"))
-
-
-def _is_of(job: Job, key: HandoffKey) -> bool:
-    return (job.context.epoch, job.ticket.reservation_id) == (key.epoch, key.reservation_id)

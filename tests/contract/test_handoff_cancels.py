@@ -73,7 +73,8 @@ async def test_cancel_in_the_middle_of_the_prompt(pair: Pair, is_admitted: bool)
     call = it.start_prefill(context, reserved)
     gate.release(5)
     await it.until(lambda: it.decode.intake.counts["received_bytes"] > 0)
-    job = it.prefill._jobs[context.request_id]
+    job = it.prefill.jobs.of_epoch(context.request_id, 0)
+    assert job is not None
     call.cancel()
     await it.until(lambda: job.is_ending)
     open_gate(pair.source)

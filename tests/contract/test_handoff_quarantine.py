@@ -261,7 +261,7 @@ class TestWhoMaySayThatItHasStopped:
         async with stuck("direct") as it:
             it.it.decode.quarantine._ask_sender = _is_unheard
             it.it.decode.end(it.reservation, WorkerLost("given up here"))
-            for job in it.it.prefill._jobs.values():
+            for job in it.it.prefill.jobs:
                 job.cancel(WorkerLost("given up here"))
             await it.it.until(lambda: it.it.prefill.num_jobs == 0)
             assert it.num_quarantined == (NUM_PAGES, NUM_PAGES)

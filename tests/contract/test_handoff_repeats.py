@@ -72,7 +72,8 @@ async def test_a_prefill_of_a_newer_epoch_replaces_the_older_one(pair: Pair) -> 
     gate.release(3)  # a page is sent, and the engine holds the request in a step that does not end
     await it.until(lambda: pair.source.num_gated == 4)
     await it.until(lambda: it.decode.intake.counts["received_bytes"] > 0)
-    older = it.prefill._jobs[context.request_id]
+    older = it.prefill.jobs.of_epoch(context.request_id, 0)
+    assert older is not None
     newer = a_context(400, epoch=1)
     again = it.start_prefill(newer, await it.reserve(newer))
     # Its decode worker refuses the older one by now, which cleans up while it is told to end: once is enough.

@@ -50,7 +50,7 @@ class Bench:
     @property
     def job(self) -> Job | None:
         """At prefill, as long as it is there."""
-        return self.it.prefill._jobs.get(self.context.request_id)
+        return self.it.prefill.jobs.of_epoch(self.context.request_id, self.context.epoch)
 
     @property
     def num_computed(self) -> int:
