@@ -30,7 +30,7 @@ class WriteTarget:
 
 class TransferEngine(Protocol):
     """Reads and writes the pool that it was made with, which must outlive it. Called from one event loop; nothing here
-    blocks it."""
+    blocks it for longer than a millisecond or so."""
 
     name: str
     """As it is negotiated, for example "grpc"."""
@@ -60,7 +60,7 @@ class TransferEngine(Protocol):
         """
 
     def write(self, target: WriteTarget, ranges: ByteRanges) -> TransferId:
-        """Start copying ranges of our memory into a connected peer's.
+        """Start copying ranges of our memory into a connected peer's; what goes wrong at once is told by `poll`, too.
 
         The source bytes must neither change nor be given to another request until `poll` or `cancel` returned True.
         """

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -47,6 +47,7 @@ class _Peer:
     pair: NixlPair
     num_writes: int = 0
     """Under way."""
+    write_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class NixlTransferEngine:
@@ -97,6 +98,7 @@ class NixlTransferEngine:
     ) -> None:
         descriptor.require_regions(len(self._ours.addresses), peer=address)
         peer = await self._in_time(self._known(address, descriptor), timeout_s)
+        await self._drained(peer, timeout_s)
         if peer.num_writes:
             # Tearing the connection down would end them here, but what is in its buffers would still arrive.
             raise TransferFailed(f"nixl: {peer.num_writes} writes to {address} have not ended")
@@ -123,6 +125,8 @@ class NixlTransferEngine:
         peer = self._peers.get(target.address)
         if peer is None:
             return self._writes.ended(TransferFailed(f"nixl has not met {target.address}"))
+        if not ranges:
+            return self._writes.ended()  # NIXL cannot be asked for nothing
         source, destination = peer.pair.descriptors(ranges)
         if ranges.num_bytes > INLINE_BYTES or self._num_on_thread:
             return self._writes.start(self._transfer(peer, source, destination))
@@ -189,6 +193,7 @@ class NixlTransferEngine:
             raise _failed(peer, error) from error
         finally:
             peer.num_writes -= 1
+            peer.write_ended.set()
 
     def _settled(self, handle: Any, state: str) -> str:
         """The state; a handle whose write has ended is released at once, for another thread would be waited for."""
@@ -231,6 +236,14 @@ class NixlTransferEngine:
     async def _forget_all(self) -> None:
         for peer in list(self._peers.values()):
             await self._forget(peer)
+
+    async def _drained(self, peer: _Peer, timeout_s: float) -> None:
+        """Return when nothing is under way to a peer any more, or in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while peer.num_writes:
+                    peer.write_ended.clear()
+                    await peer.write_ended.wait()
 
     async def _in_time(self, work: Coroutine[Any, Any, Answer], timeout_s: float) -> Answer:
         """Raises TransferFailed when NIXL does not return. It cannot be interrupted, so the work goes on and what it finds

@@ -12,6 +12,9 @@ from common.transfer.ranges import ByteRanges
 FEW_RANGES = 16
 """So many are described sooner one by one than by numpy, whose first calls cost some microseconds each."""
 
+ADDRESSES = 1 << 64
+"""Beyond them numpy begins anew, and so do we: a peer that says nonsense is refused by NIXL, which knows no such memory."""
+
 Ends = npt.NDArray[np.uint64] | list[tuple[int, int, int]]
 """Address, length in bytes and device number of every range."""
 Descriptors = tuple[Ends, str]
@@ -56,7 +59,10 @@ class NixlPair:
         rows = ranges.table.tolist()
         return (
             [(ours[region] + offset, length, our_device) for region, offset, _, length in rows],
-            [(theirs[region] + offset, length, their_device) for region, _, offset, length in rows],
+            [
+                ((theirs[region] + offset) % ADDRESSES, length, their_device)
+                for region, _, offset, length in rows
+            ],
         )
 
     def _at_once(self, ranges: ByteRanges) -> tuple[Ends, Ends]:

@@ -107,15 +107,15 @@ class Handoff:
         with self._failures_named():
             pair = await pairs.get(self._ticket.address)
         try:
-            terms = await self._negotiate_with(pair)
-        except PairUnknown as unknown:
-            logger.info("%s is met again: %s", pair.address, unknown.message)
-            with self._failures_named():
-                pair = await pairs.meet_again(pair)
             try:
                 terms = await self._negotiate_with(pair)
-            except PairUnknown as still:  # it restarts faster than we meet it
-                raise self._failed(still) from still
+            except PairUnknown as unknown:
+                logger.info("%s is met again: %s", pair.address, unknown.message)
+                with self._failures_named():
+                    pair = await pairs.meet_again(pair)
+                terms = await self._negotiate_with(pair)
+        except PairUnknown as still:  # it restarts faster than we meet it
+            raise self._failed(still) from still
         except TransferFailed:
             # Whoever asks next whether the two can meet is to be told what is true now.
             pairs.distrust(pair)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.errors import ServingError, TransferFailed
+from common.errors import DeadlinePassed, ServingError, TransferFailed, WorkerLost
 from common.telemetry.tracing import part
 from common.transfer.engine import TransferId, WriteTarget
 from common.transfer.ranges import ByteRanges
@@ -40,9 +40,9 @@ class Wire:
             self._transfer = engine.write(self._target, ranges)
             try:
                 is_done = await engine.poll(self._transfer, timeout_s=timeout_s)
-            except ServingError:
+            except ServingError as error:
                 # Failed is not stopped: `stop` finds out.
-                if engine.is_one_sided:
+                if engine.is_one_sided or isinstance(error, WorkerLost | DeadlinePassed):
                     sender.pairs.distrust(self._pair)
                 metrics.failures.labels(reason="write_failed").inc()
                 raise

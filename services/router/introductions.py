@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 15.0
 FIRST_RETRY_S = 1.0
-LONGEST_RETRY_S = 30.0
+LONGEST_RETRY_S = 10.0
+"""So much later than two workers can a router know that they reach each other again, which may be what it is not ready for."""
 
 
 class Known(Protocol):
@@ -61,7 +62,7 @@ class Introductions:
         """Begin what is new and give up what is over. To be called when a worker came, went or restarted."""
         there = [decode for decode in decodes if _is_there(decode)]
         wanted = {
-            (prefill.address, prefill.generation, decode.address, decode.generation): prefill
+            _pair(prefill, decode): prefill
             for prefill in prefills
             if _is_there(prefill)
             for decode in there
@@ -81,9 +82,8 @@ class Introductions:
 
     def why_none_met(self, prefills: Iterable[Known], decodes: Iterable[Known]) -> str | None:
         """None when a prefill worker of the first has met a decode worker of the second; else why no two have."""
-        ways = [(p.address, p.generation) for p in prefills]
-        ends = [(d.address, d.generation) for d in decodes]
-        pairs = [(*way, *end) for way in ways for end in ends]
+        there = list(decodes)
+        pairs = [_pair(prefill, decode) for prefill in prefills for decode in there]
         if any(pair in self._met for pair in pairs):
             return None
         failures = [f"{p[0]} and {p[2]}: {self._failures[p]}" for p in pairs if p in self._failures]
@@ -123,10 +123,17 @@ class Introductions:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return True  # an older prefill worker meets peers when it needs them
             why = error_of_call(error, peer=prefill.address).message
+            is_news = self._failures.get(pair) != why
             self._failures[pair] = why
             self._met.discard(pair)
             self._on_change()
-            logger.warning("%s has not met %s: %s", prefill.address, request.decode_address, why)
+            logger.log(
+                logging.WARNING if is_news else logging.DEBUG,
+                "%s has not met %s: %s",
+                prefill.address,
+                request.decode_address,
+                why,
+            )
             return False
         logger.info(
             "%s hands over to %s by %s: %s",

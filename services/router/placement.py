@@ -113,14 +113,14 @@ class Placer:
             raise refusal from None
 
     async def _try_place(self, live: LiveRequest) -> Place:
-        """One round over all decode workers. Raises the last refusal."""
+        """One round over all decode workers. Raises the last refusal, of those that may pass if there are any."""
         blame = live.failures.blame
         lease = live.lease if live.lease is not None and live.lease.is_usable else None
-        refusal: ServingError = no_ready_workers("decode")
+        refusals: list[ServingError] = [no_ready_workers("decode")]
         prefills = [lease.worker] if lease else self._workers.ranked_prefill(blame)
         for decode in self._workers.ranked_decode(blame, prefills=prefills):
             if not (decode.computes_prompts or lease or self._workers.ranked_prefill(blame)):
-                refusal = no_ready_workers("prefill")
+                refusals.append(no_ready_workers("prefill"))
                 continue
             try:
                 # Counted from here on, or requests that come together would all choose the same worker.
@@ -130,16 +130,24 @@ class Placer:
             except ServingError as error:
                 if not is_workers_fault(error) and not isinstance(error, CapacityExhausted):
                     raise
-                refusal = error
+                refusals.append(error)
                 continue
             if reservation.computes_prompt:
                 return Place(decode=decode, reservation=reservation, prefill=None, lease=None)
-            ready = [lease.worker] if lease else self._ranked_prefill(live, decode)
+            kept = lease if lease and self._can_be_brought(lease, decode) else None
+            ready = [kept.worker] if kept else self._ranked_prefill(live, decode)
             if ready:
-                return Place(decode=decode, reservation=reservation, prefill=ready[0], lease=lease)
+                return Place(decode=decode, reservation=reservation, prefill=ready[0], lease=kept)
             _give_back(decode, live.context, reservation)
-            refusal = no_ready_workers("prefill")
-        raise refusal
+            refusals.append(no_ready_workers("prefill"))
+        raise next((r for r in reversed(refusals[1:]) if isinstance(r, _MAY_PASS)), refusals[-1])
+
+    def _can_be_brought(self, lease: Lease, decode: DecodeWorker) -> bool:
+        """Whether to hand over what a lease keeps; not from a worker that could not meet `decode` when another may."""
+        could_not_meet = self._workers.could_not_meet
+        return not could_not_meet(lease.worker, decode) or all(
+            could_not_meet(prefill, decode) for prefill in self._workers.ranked_prefill()
+        )
 
     def _ranked_prefill(self, live: LiveRequest, decode: DecodeWorker) -> list[PrefillWorker]:
         """Those last that have failed to hand this request over to `decode`, and before them those that could not meet it."""

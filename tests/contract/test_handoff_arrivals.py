@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import grpc.aio
 import pytest
+import xxhash
 
 from common.errors import CapabilityRefused, InvalidRequest, RequestNotFound, ServingError
 from common.rpc.status import error_of_call
@@ -70,6 +71,29 @@ async def test_everything_is_digested_before_the_first_token_is_sampled() -> Non
         await stream.next("admitted")
         await it.until(lambda: len(sink.adopted) == 1)
         assert sink.wrong_rows == []
+
+
+@pytest.mark.parametrize("has_drafter_state", [True, False])
+async def test_nobody_waits_for_digests_of_rows_that_were_there_before(
+    monkeypatch: pytest.MonkeyPatch, has_drafter_state: bool
+) -> None:
+    """Neither side has anything left to compute when the first token comes: a digest that was not taken yet would fail."""
+    source, sink = fake_engines()
+    handoff = replace(CHATTY, sends_drafter_state=has_drafter_state)
+    async with cluster(loaded(source), loaded(sink), handoff=handoff) as it:
+        context, stream = a_context(NUM_TOKENS), it.stream()
+        reserved = await it.reserve(context)
+        await stream.admit(context, reserved)
+        source.sampling_permits = threading.Semaphore(0)
+        call = it.start_prefill(context, reserved)
+        rows = live_rows(sink.pool.layout, NUM_TOKENS, has_drafter_state=has_drafter_state)
+        await it.until(lambda: digested_bytes(it) == rows_bytes(sink.memory, rows))
+        with monkeypatch.context() as patch:
+            patch.setattr(xxhash, "xxh3_128", None)
+            source.sampling_permits.release()
+            assert [event.WhichOneof("event") async for event in call][-1] == "handoff_done"
+        await stream.next("admitted")
+        assert it.decode.intake.counts["digest_mismatches"] == 0
 
 
 async def test_small_writes_are_not_announced() -> None:

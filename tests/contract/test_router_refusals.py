@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import CapacityExhausted
+from common.errors import CapacityExhausted, ContractMismatch
 from dspark.v1 import inference_service_pb2 as pb
 from dspark.v1 import types_pb2
 from services.router import QueueConfig
@@ -33,6 +33,17 @@ async def test_with_all_full_a_request_waits_for_room(system: Cluster) -> None:
     received = await collect(system.stub.Generate(generate_request(stop=STOP)))
     assert tokens_of(received) == SEQUENCE[:30]
     assert len(system.decode.reserves) == 3
+
+
+async def test_a_request_waits_for_a_full_worker_whatever_others_refuse_it_with(
+    pairs: Cluster,
+) -> None:
+    full, other = pairs.decodes
+    full.refusals = [CapacityExhausted("full")]
+    other.refusals = [ContractMismatch("another model")] * 1000
+    received = await collect(pairs.stub.Generate(generate_request(stop=STOP)))
+    assert tokens_of(received) == SEQUENCE[:30]
+    assert len(full.admits) == 1
 
 
 async def test_and_is_refused_when_none_comes(tmp_path: Path) -> None:

@@ -256,6 +256,7 @@ class FakePrefill(PrefillServiceServicer):
         """Raised by the next calls of Prefill before the first token."""
         self.unreachable: set[str] = set()
         """Addresses of decode workers to which no hand-off succeeds."""
+        self.why_unreachable: ServingError = TransferFailed("connection refused")
         self.info_gate = _open_gate()
         self.start_gate = _open_gate()
         self.handoff_gate = _open_gate()
@@ -287,7 +288,7 @@ class FakePrefill(PrefillServiceServicer):
         if self.refuses_to_connect is not None:
             raise self.refuses_to_connect
         if request.decode_address in self.unreachable:
-            raise TransferFailed("connection refused")
+            raise self.why_unreachable
         return prefill_service_pb2.ConnectResponse(transfer_engine="fake", reason="scripted")
 
     async def Prefill(
@@ -300,7 +301,7 @@ class FakePrefill(PrefillServiceServicer):
             if self.failures:
                 raise self.failures.pop(0)
             if request.ticket.decode_address in self.unreachable:
-                raise TransferFailed("connection refused")
+                raise self.why_unreachable
             if self.says_first_token:
                 token_id = self.sequence[len(request.context.committed_token_ids)]
                 first = prefill_service_pb2.FirstToken(token_id=token_id)
@@ -324,6 +325,8 @@ class FakePrefill(PrefillServiceServicer):
         self.seen.note()
         if self.failures:
             raise self.failures.pop(0)
+        if request.ticket.decode_address in self.unreachable:
+            raise self.why_unreachable
         if request.lease_id not in self.leases:
             raise LeaseEnded("scripted end")
         decode = self.decodes[request.ticket.decode_address]

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
+import xxhash
 
 from common.transfer.digest import RowDigest, digest_rows
 from common.transfer.memory import PoolMemory
@@ -199,6 +200,25 @@ def test_digests_that_were_taken_page_by_page_are_those_of_the_whole(num_tokens:
         digest.digests()
         sent = final
     digest.update(rows_after(rows, sent))
+    assert digest.digests() == digest_rows(memory, placement, rows)
+
+
+def test_digests_are_computed_once_for_the_rows_that_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = memory_with(5)
+    placement = memory.placement(page_ids=(3, 1, 7, 8), slot=2)
+    rows = live_rows(memory.layout, 300, has_drafter_state=True)
+    write_rows(memory, placement, rows, salt=4)
+    early = final_rows(memory.layout, 300, 200, has_drafter_state=True)
+    digest = RowDigest(memory, placement)
+    digest.update(early)
+    found = digest.digests()
+    with monkeypatch.context() as patch:
+        patch.setattr(xxhash, "xxh3_128", None)
+        digest.update(tuple(range(0) for _ in rows))
+        assert digest.digests() == found
+    digest.update(rows_after(rows, early))
     assert digest.digests() == digest_rows(memory, placement, rows)
 
 
