@@ -38,9 +38,9 @@ def channel_options(*, max_message_bytes: int) -> Options:
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # A worker that comes back is used again within a second, not after gRPC's two minutes.
+        # A worker that starts or comes back is used within a moment, not after gRPC's two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.max_reconnect_backoff_ms", 250),
         # Channels to the same address do not share a connection: each decode stream has its own.
         ("grpc.use_local_subchannel_pool", 1),
         # Workers are addressed directly, whatever proxy the environment names for the web.

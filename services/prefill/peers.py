@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 RECONNECT_S = 2.0
-"""Twice the longest time that a channel waits before it connects again."""
+"""Several times what a channel waits before it connects again."""
 
 
 class Peers:
