@@ -39,11 +39,17 @@ class FirstTokenSampled:
 class PromptFinished:
     """All that is to be handed over is there. The engine has let go of the request, and its rows stay as they are."""
 
-    request_id: RequestId
-    epoch: int
     first: FirstTokenSampled
     proposal: Proposal
     finished_at: float
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.first.request_id
+
+    @property
+    def epoch(self) -> int:
+        return self.first.epoch
 
 
 Progress = ChunkComputed | FirstTokenSampled | PromptFinished
@@ -100,8 +106,6 @@ class _Teller:
                 logprob = result.logprobs[0] if result.logprobs else None
                 yield (first := _first_token(request, result.token_ids[0], logprob))
             yield PromptFinished(
-                request_id=request.request_id,
-                epoch=request.epoch,
                 first=first,
                 proposal=request.draft.proposal if request.draft else Proposal(),
                 finished_at=time.monotonic(),

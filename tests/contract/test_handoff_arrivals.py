@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import grpc.aio
@@ -27,7 +29,7 @@ from services.decode.arrivals import Arrivals
 from services.decode.incoming import Incoming
 from tests.support import engines
 from tests.support.fake_engine import FakeEngine, loaded
-from tests.support.handoff_cluster import PATIENT, Cluster, a_context, cluster
+from tests.support.handoff_cluster import PATIENT, Cluster, DecodeStream, a_context, cluster
 from tests.support.small_cache import small_layout
 from tests.support.waiting import WAIT_S
 
@@ -55,29 +57,19 @@ def digested_bytes(it: Cluster) -> int:
     return rows_bytes(cast(Any, it.decode.intake)._memory, cast(Any, known.arrivals)._taken)
 
 
-async def test_everything_is_digested_before_the_first_token_is_sampled() -> None:
-    source, sink = fake_engines()
-    async with cluster(loaded(source), loaded(sink), handoff=CHATTY) as it:
-        context, stream = a_context(NUM_TOKENS), it.stream()
-        reserved = await it.reserve(context)
-        await stream.admit(context, reserved)
-        source.sampling_permits = threading.Semaphore(0)
-        call = it.start_prefill(context, reserved)
-        rows = live_rows(sink.pool.layout, NUM_TOKENS, has_drafter_state=True)
-        await it.until(lambda: digested_bytes(it) == rows_bytes(sink.memory, rows))
-        source.sampling_permits.release()
-        events = [event async for event in call]
-        assert events[-1].handoff_done.digest_s <= events[-1].handoff_done.handoff_s
-        await stream.next("admitted")
-        await it.until(lambda: len(sink.adopted) == 1)
-        assert sink.wrong_rows == []
+@dataclass(slots=True, kw_only=True)
+class Digested:
+    """A prefill whose rows decode has digested, and whose first token waits for `sample`."""
+
+    it: Cluster
+    sink: FakeEngine
+    stream: DecodeStream
+    call: Any
+    sample: Callable[[], None]
 
 
-@pytest.mark.parametrize("has_drafter_state", [True, False])
-async def test_nobody_waits_for_digests_of_rows_that_were_there_before(
-    monkeypatch: pytest.MonkeyPatch, has_drafter_state: bool
-) -> None:
-    """Neither side has anything left to compute when the first token comes: a digest that was not taken yet would fail."""
+@contextlib.asynccontextmanager
+async def digested(*, has_drafter_state: bool = True) -> AsyncIterator[Digested]:
     source, sink = fake_engines()
     handoff = replace(CHATTY, sends_drafter_state=has_drafter_state)
     async with cluster(loaded(source), loaded(sink), handoff=handoff) as it:
@@ -88,12 +80,33 @@ async def test_nobody_waits_for_digests_of_rows_that_were_there_before(
         call = it.start_prefill(context, reserved)
         rows = live_rows(sink.pool.layout, NUM_TOKENS, has_drafter_state=has_drafter_state)
         await it.until(lambda: digested_bytes(it) == rows_bytes(sink.memory, rows))
+        sample = source.sampling_permits.release
+        yield Digested(it=it, sink=sink, stream=stream, call=call, sample=sample)
+
+
+async def test_everything_is_digested_before_the_first_token_is_sampled() -> None:
+    async with digested() as handoff:
+        handoff.sample()
+        events = [event async for event in handoff.call]
+        assert events[-1].handoff_done.digest_s <= events[-1].handoff_done.handoff_s
+        await handoff.stream.next("admitted")
+        await handoff.it.until(lambda: len(handoff.sink.adopted) == 1)
+        assert handoff.sink.wrong_rows == []
+
+
+@pytest.mark.parametrize("has_drafter_state", [True, False])
+async def test_nobody_waits_for_digests_of_rows_that_were_there_before(
+    monkeypatch: pytest.MonkeyPatch, has_drafter_state: bool
+) -> None:
+    """Neither side has anything left to compute when the first token comes: a digest that was not taken yet would fail."""
+    async with digested(has_drafter_state=has_drafter_state) as handoff:
         with monkeypatch.context() as patch:
             patch.setattr(xxhash, "xxh3_128", None)
-            source.sampling_permits.release()
-            assert [event.WhichOneof("event") async for event in call][-1] == "handoff_done"
-        await stream.next("admitted")
-        assert it.decode.intake.counts["digest_mismatches"] == 0
+            handoff.sample()
+            events = [event.WhichOneof("event") async for event in handoff.call]
+            assert events[-1] == "handoff_done"
+        await handoff.stream.next("admitted")
+        assert handoff.it.decode.intake.counts["digest_mismatches"] == 0
 
 
 async def test_small_writes_are_not_announced() -> None:

@@ -17,15 +17,10 @@ from tests.support.fake_workers import FakeDecode, FakePrefill, serving
 from tests.support.http import get
 from tests.support.router_cluster import (
     SEQUENCE,
-    STOP,
     Cluster,
     cluster,
-    collect,
-    generate_request,
     router_config,
-    tokens_of,
 )
-from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -112,53 +107,6 @@ async def test_a_router_is_ready_once_two_of_its_workers_have_written_to_each_ot
         assert (await asyncio.to_thread(get, admin_port, "/readyz"))[0] == 503
         stop.set()
         await asyncio.wait_for(router, 10)
-
-
-@pytest.fixture
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(introductions, "FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(introductions, "LONGEST_RETRY_S", 0.01)
-
-
-async def replacements_of_one_more(it: Cluster) -> int:
-    received = await collect(it.stub.Generate(generate_request(stop=STOP)))
-    assert tokens_of(received) == SEQUENCE[:30]
-    return received[-1].completion.route.replacements
-
-
-@pytest.mark.usefixtures("quick_retries")
-async def test_one_request_finds_out_for_all_that_two_workers_do_not_reach_each_other(
-    tmp_path: Path,
-) -> None:
-    prefill, decodes = FakePrefill(SEQUENCE), [FakeDecode(SEQUENCE), FakeDecode(SEQUENCE)]
-    async with cluster(router_config(write_tokenizer(tmp_path)), [prefill], decodes) as it:
-        await prefill.seen.until(lambda: len(prefill.connects) == 2)
-        assert await replacements_of_one_more(it) == 0
-        prefill.unreachable = {it.decode_addresses[0]}
-        assert await replacements_of_one_more(it) == 1, "nobody knew"
-        # The second try follows what the router has made of the first.
-        await prefill.seen.until(lambda: len(prefill.connects) == 4)
-        assert await replacements_of_one_more(it) == 0
-        assert len(decodes[0].admits) == 2
-        prefill.unreachable.clear()
-        async with asyncio.timeout(WAIT_S):
-            while len(decodes[0].admits) == 2:
-                assert await replacements_of_one_more(it) == 0
-
-
-@pytest.mark.usefixtures("quick_retries")
-async def test_a_request_is_placed_on_two_workers_that_have_met(tmp_path: Path) -> None:
-    """Each prefill worker reaches another decode worker; by load alone the two that fail would come first."""
-    prefills = [FakePrefill(SEQUENCE), FakePrefill(SEQUENCE)]
-    decodes = [FakeDecode(SEQUENCE), FakeDecode(SEQUENCE)]
-    async with cluster(router_config(write_tokenizer(tmp_path)), prefills, decodes) as it:
-        for prefill, address in zip(prefills, it.decode_addresses, strict=True):
-            await prefill.seen.until(lambda p=prefill: len(p.connects) == 2)  # type: ignore[misc]
-            prefill.unreachable = {address}
-            prefill.generation = "prefill-2"  # another process, which has met nobody
-            await prefill.seen.until(lambda p=prefill: len(p.connects) >= 5)  # type: ignore[misc]
-        for _ in range(4):
-            assert await replacements_of_one_more(it) == 0
 
 
 async def test_a_decode_worker_that_computes_prompts_needs_no_pair(tmp_path: Path) -> None:

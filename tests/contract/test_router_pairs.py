@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import grpc.aio
 import pytest
 
 from common.errors import ContractMismatch, ServingError, TransferFailed
-from common.rpc.status import error_of_call
 from dspark.v1 import inference_service_pb2 as pb
 from services.router import WorkerConfig, introductions
 from services.router.leases import RENEWALS_PER_LEASE
@@ -22,6 +21,7 @@ from tests.support.router_cluster import (
     Cluster,
     cluster,
     collect,
+    error_of,
     generate_request,
     router_config,
     tokens_of,
@@ -66,9 +66,7 @@ async def route_of_one_more(it: Cluster) -> pb.Route:
 
 
 async def error_of_one_more(it: Cluster) -> ServingError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await collect(it.stub.Generate(generate_request(stop=STOP)))
-    return error_of_call(caught.value, peer="router")
+    return await error_of(it.stub.Generate(generate_request(stop=STOP)))
 
 
 async def begun(it: Cluster) -> tuple[AsyncIterator[pb.GenerateResponse], list[int]]:
@@ -91,6 +89,39 @@ async def leave(it: Cluster) -> None:
         ),
     )
     it.decode.break_stream()
+
+
+async def test_one_request_finds_out_for_all_that_two_workers_do_not_reach_each_other(
+    tmp_path: Path,
+) -> None:
+    prefill, decodes = FakePrefill(SEQUENCE), [FakeDecode(SEQUENCE), FakeDecode(SEQUENCE)]
+    async with cluster(router_config(write_tokenizer(tmp_path)), [prefill], decodes) as it:
+        await prefill.seen.until(lambda: len(prefill.connects) == 2)
+        assert (await route_of_one_more(it)).replacements == 0
+        prefill.unreachable = {it.decode_addresses[0]}
+        assert (await route_of_one_more(it)).replacements == 1, "nobody knew"
+        # The second try follows what the router has made of the first.
+        await prefill.seen.until(lambda: len(prefill.connects) == 4)
+        assert (await route_of_one_more(it)).replacements == 0
+        assert len(decodes[0].admits) == 2
+        prefill.unreachable.clear()
+        async with asyncio.timeout(WAIT_S):
+            while len(decodes[0].admits) == 2:
+                assert (await route_of_one_more(it)).replacements == 0
+
+
+async def test_a_request_is_placed_on_two_workers_that_have_met(tmp_path: Path) -> None:
+    """Each prefill worker reaches another decode worker; by load alone the two that fail would come first."""
+    prefills = [FakePrefill(SEQUENCE), FakePrefill(SEQUENCE)]
+    decodes = [FakeDecode(SEQUENCE), FakeDecode(SEQUENCE)]
+    async with cluster(router_config(write_tokenizer(tmp_path)), prefills, decodes) as it:
+        for prefill, address in zip(prefills, it.decode_addresses, strict=True):
+            await prefill.seen.until(lambda p=prefill: len(p.connects) == 2)  # type: ignore[misc]
+            prefill.unreachable = {address}
+            prefill.generation = "prefill-2"  # another process, which has met nobody
+            await prefill.seen.until(lambda p=prefill: len(p.connects) >= 5)  # type: ignore[misc]
+        for _ in range(4):
+            assert (await route_of_one_more(it)).replacements == 0
 
 
 async def test_a_request_that_does_not_survive_tells_the_others_all_the_same(

@@ -11,7 +11,7 @@ import torch
 from common.engine.config import EngineConfig
 from common.engine.engine import Engine
 from common.engine.ranks import OneRank
-from common.engine.request import Request, Role, RoundResult, StepReport
+from common.engine.request import Draft, Request, Role, RoundResult, StepReport
 from common.engine.runner import Runner
 from common.kv_cache.layout import PAGE_TOKENS, Retention, num_pages_for
 from common.kv_cache.pool import CachePool, RegionBuffer
@@ -203,6 +203,26 @@ def small_model(
 def random_tokens(count: int, seed: int, vocab_size: int = 64) -> tuple[int, ...]:
     rng = random.Random(seed)
     return tuple(rng.randrange(vocab_size) for _ in range(count))
+
+
+def moved_request(request: Request, slot: int, *, with_drafter: bool) -> Request:
+    """The same request for another engine, which has its rows in this slot, the drafter's too or not."""
+    proposal = request.draft.proposal if request.draft is not None and with_drafter else None
+    return Request(
+        request_id=request.request_id,
+        epoch=request.epoch,
+        role=Role.GENERATE,
+        tokens=list(request.tokens),
+        num_computed=request.num_computed,
+        max_length=request.max_length,
+        sampling=request.sampling,
+        slot=slot,
+        block_table=[],
+        draft=None if proposal is None else Draft(proposal=proposal),
+        round=request.round,
+        acknowledged_round=request.round,
+        drafter_valid_from=0 if with_drafter else request.num_computed,
+    )
 
 
 def copy_state(

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from common.engine.request import Draft, Request, Role
+from common.engine.request import Request, Role
 from common.types import SamplingParams, Verification
 from tests.support.engine_bench import (
     GREEDY,
@@ -14,6 +14,7 @@ from tests.support.engine_bench import (
     Generated,
     Wanted,
     copy_state,
+    moved_request,
     random_tokens,
 )
 from tests.support.small_engine import MODEL, SEEDED, TARGET_ONLY, alone
@@ -32,24 +33,18 @@ def hand_off(
     if not with_drafter:
         regions.remove("drafter")
     copy_state(source, request, destination, slot, regions=regions)
-    proposal = request.draft.proposal if request.draft is not None and with_drafter else None
-    return destination.adopt(
-        Request(
-            request_id=request.request_id,
-            epoch=request.epoch,
-            role=Role.GENERATE,
-            tokens=list(request.tokens),
-            num_computed=request.num_computed,
-            max_length=request.max_length,
-            sampling=request.sampling,
-            slot=slot,
-            block_table=[],
-            draft=None if proposal is None else Draft(proposal=proposal),
-            round=request.round,
-            acknowledged_round=request.round,
-            drafter_valid_from=0 if with_drafter else request.num_computed,
-        )
-    )
+    return destination.adopt(moved_request(request, slot, with_drafter=with_drafter))
+
+
+def moved_and_stayed(wanted: Wanted, *, with_drafter: bool = True) -> tuple[Generated, Generated]:
+    """What a request gives behind its first token where it moved to, and all that it gives where it stays."""
+    prefill, decode = (EngineBench(MODEL, draft_length=5, garbage=g) for g in (False, True))
+    request = prefill.add(wanted)
+    prefill.drain()
+    moved = hand_off(prefill, request, decode, with_drafter=with_drafter)
+    decode.drain()
+    stayed = alone(dataclasses.replace(wanted, role=Role.GENERATE))
+    return decode.generated[moved.request_id], stayed
 
 
 @pytest.mark.parametrize("length", [1, 3, 15, 16, 127, 128, 129, 131, 256, 300])
@@ -91,13 +86,8 @@ def test_a_moved_request_drafts_what_it_would_have_drafted() -> None:
         sampling=SEEDED,
         role=Role.UNTIL_FIRST_TOKEN,
     )
-    prefill, decode = (EngineBench(MODEL, draft_length=5, garbage=g) for g in (False, True))
-    request = prefill.add(wanted)
-    prefill.drain()
-    moved = hand_off(prefill, request, decode)
-    decode.drain()
-    stayed = alone(dataclasses.replace(wanted, role=Role.GENERATE))
-    ours, theirs = decode.generated[moved.request_id].rounds, stayed.rounds[1:]
+    output, stayed = moved_and_stayed(wanted)
+    ours, theirs = output.rounds, stayed.rounds[1:]
     assert [r.token_ids for r in ours] == [r.token_ids for r in theirs]
     for a, b in zip(ours, theirs, strict=True):
         assert a.confidences == pytest.approx(b.confidences, abs=1e-4)
@@ -110,13 +100,7 @@ def test_without_drafter_rows_tokens_stay_exact_and_drafting_resumes() -> None:
         sampling=SEEDED,
         role=Role.UNTIL_FIRST_TOKEN,
     )
-    prefill, decode = (EngineBench(MODEL, draft_length=5, garbage=g) for g in (False, True))
-    request = prefill.add(wanted)
-    prefill.drain()
-    moved = hand_off(prefill, request, decode, with_drafter=False)
-    decode.drain()
-    output = decode.generated[moved.request_id]
-    stayed = alone(dataclasses.replace(wanted, role=Role.GENERATE))
+    output, stayed = moved_and_stayed(wanted, with_drafter=False)
     Generated(stayed.tokens[1:], stayed.logprobs[1:]).require_equal(output)
     widths = {result.base: result.num_draft for result in output.rounds}
     own = {base: base - 140 for base in widths}

@@ -15,8 +15,6 @@ from services.prefill.room import Room
 STATE = FinishedState(
     tokens=(1, 2, 3),
     finished=PromptFinished(
-        request_id=RequestId("r"),
-        epoch=0,
         first=FirstTokenSampled(
             request_id=RequestId("r"),
             epoch=0,

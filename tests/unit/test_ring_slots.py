@@ -11,7 +11,6 @@ from unittest import mock
 import pytest
 import torch
 
-from common.engine.request import Draft, Request, Role
 from common.kv_cache.layout import DRAFTER_REGION, Retention
 from common.kv_cache.pool import CachePool
 from common.types import SamplingParams
@@ -21,6 +20,7 @@ from tests.support.engine_bench import (
     Generated,
     Wanted,
     copy_state,
+    moved_request,
     random_tokens,
     small_model,
 )
@@ -104,25 +104,6 @@ def test_state_that_is_handed_over_stays_and_all_else_goes(length: int, with_dra
     ours = destination.generated[adopted.request_id]
     assert ours.tokens == theirs.tokens[1:]
     assert torch.tensor(ours.logprobs).isfinite().all()
-
-
-def moved_request(request: Request, slot: int, *, with_drafter: bool) -> Request:
-    proposal = request.draft.proposal if request.draft is not None and with_drafter else None
-    return Request(
-        request_id=request.request_id,
-        epoch=request.epoch,
-        role=Role.GENERATE,
-        tokens=list(request.tokens),
-        num_computed=request.num_computed,
-        max_length=request.max_length,
-        sampling=request.sampling,
-        slot=slot,
-        block_table=[],
-        draft=None if proposal is None else Draft(proposal=proposal),
-        round=request.round,
-        acknowledged_round=request.round,
-        drafter_valid_from=0 if with_drafter else request.num_computed,
-    )
 
 
 def rows_of(bench: EngineBench, slot: int) -> torch.Tensor:
